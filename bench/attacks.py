@@ -1,8 +1,8 @@
-"""`python -m bench.attacks`: one client, or several, that try to make the others of a kproxy wait; and their broker.
+"""`python -m bench.attacks`: clients that try to delay the other clients of a kproxy, and their broker.
 
-`attack NAME HOST:PORT SECONDS` does nothing but that one attack, by threads with blocking sockets, and prints how many
-bytes it sent. `broker` prints its port and serves: it answers ApiVersions and Metadata, the latter with a cluster of
-100,000 partitions from version 12 on, and swallows everything else. `bench.waits` starts both and measures.
+`attack NAME HOST:PORT SECONDS` runs that one attack, by threads with blocking sockets, and prints how many bytes it
+sent. `broker` prints its port and serves: it responds to ApiVersions and Metadata, from version 12 on with a cluster of
+100,000 partitions, and discards everything else. `bench.waits` starts both and measures.
 """
 
 import itertools
@@ -37,9 +37,9 @@ from kproxy.protocol.apis import (
 Address = tuple[str, int]
 
 _PIECE_BYTES = 1 << 18
-_ROUND_BYTES = 4 << 20  # what is made in advance, and sent again and again
+_ROUND_BYTES = 4 << 20  # prepared in advance and sent repeatedly
 _TIMEOUT_S = 0.2
-_TOPICS, _PARTITIONS = 2000, 50  # of the large cluster
+_TOPICS, _PARTITIONS = 2000, 50  # in the large cluster
 _HEAD = struct.Struct(">ihhi")  # size, API key, version, correlation id
 _RAW_GSSAPI = struct.pack(">i", 12) + b"\x60" + bytes(11)  # the first token of a client before Kafka 1.0
 _NO_SUCH_API = 9999
@@ -47,7 +47,8 @@ _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close sends RST
 
 
 class Sender:
-    """What the threads of an attack share: where it goes, how long from its first connection on, and the bytes sent."""
+    """State shared by the threads of an attack: the target, the time limit from the first connection on, and the bytes
+    sent."""
 
     def __init__(self, address: Address, seconds: float) -> None:
         self.address = address
@@ -57,7 +58,7 @@ class Sender:
 
     @property
     def goes_on(self) -> bool:
-        return time.monotonic() < self._end  # which the first connection sets
+        return time.monotonic() < self._end  # the first connection sets it
 
     def connect(self, *, receive_bytes: int = 0) -> socket.socket:
         if self._end == math.inf:
@@ -71,7 +72,7 @@ class Sender:
         return sock
 
     def stream(self, first: bytes, again: bytes) -> None:
-        """Send `first`, then `again` without an end, on one connection after another; answers are read, and dropped."""
+        """Send `first`, then `again` without end, on one connection after another; responses are read and discarded."""
         while self.goes_on:
             with suppress(OSError), self.connect() as sock:
                 reader = threading.Thread(target=_drop, args=(sock,), daemon=True)
@@ -82,7 +83,7 @@ class Sender:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def send(self, sock: socket.socket, data: bytes, until: float = math.inf) -> None:
-        """Send bytes in pieces: as many as are taken until then, or until the end."""
+        """Send bytes in pieces, as many as the peer accepts until `until` or the end of the attack."""
         left, until = memoryview(data), min(until, self._end)
         while left and time.monotonic() < until:
             with suppress(TimeoutError):
@@ -91,7 +92,7 @@ class Sender:
                 left = left[sent:]
 
     def hold(self, connections: int, request: bytes = b"", *, receive_bytes: int = 0) -> None:
-        """Open so many connections, ask the same on each, read nothing, and keep them to the end."""
+        """Open `connections` connections, send the same request on each, read nothing, and keep them until the end."""
         opened: list[socket.socket] = []
         while self.goes_on and len(opened) < connections:
             with suppress(OSError):
@@ -104,7 +105,7 @@ class Sender:
             sock.close()
 
     def call(self, sock: socket.socket, request: bytes) -> bytes:
-        """The answer to one request, without its size. Raises OSError, also where it does not come."""
+        """The response to one request, without its size. Raises OSError, also if there is no response."""
         sock.settimeout(30.0)
         sock.sendall(request)
         self.sent += len(request)
@@ -114,7 +115,7 @@ class Sender:
 
 @dataclass(frozen=True)
 class Attack:
-    """One way to make others wait. listener: which of kproxy's it goes to, as `bench.waits` names them."""
+    """One way to delay others. listener: the kind of listener that it attacks, as named by `bench.waits`."""
 
     title: str
     listener: str
@@ -135,14 +136,14 @@ def _smallest() -> bytes:
 
 
 def _many_partitions(count: int = 17, acks: int = 1) -> bytes:
-    """The smallest Produce that names so many partitions: each costs a look where `detail` is topics."""
+    """The smallest Produce that names `count` partitions: each costs a lookup with `detail = "topics"`."""
     data = [{"index": index, "records": None} for index in range(count)]
     body = {"transactionalId": None, "acks": acks, "timeoutMs": 1, "topicData": [{"name": "t", "partitionData": data}]}
     return cases.request_frame(PRODUCE, 3, body)
 
 
 def _bursts(sender: Sender) -> None:
-    """Ask for little on 300 connections, so that their events count as cheap; then for much, on all at one moment."""
+    """Send small requests on 300 connections, so that their events count as cheap; then large ones, on all at once."""
     with ExitStack() as opened:
         socks = [opened.enter_context(sender.connect()) for _ in range(300)]
         little, much = _many_partitions(1, acks=0), _many_partitions(acks=0) * 64
@@ -161,12 +162,12 @@ def _ask_for_all(sender: Sender) -> None:
 
 
 def _never_read(sender: Sender) -> None:
-    """Asks for everything that there is, and reads nothing."""
+    """Request everything and read nothing."""
     sender.hold(100, cases.request_frame(METADATA, 12, _METADATA) * 4, receive_bytes=4096)
 
 
 def _refused_names(sender: Sender) -> None:
-    """65,000 names, each of which rules refuse."""
+    """65,000 names, all refused by rules."""
     groups = [f"g-{number}" for number in range(65_000)]
     request = cases.request_frame(DESCRIBE_GROUPS, 5, {"groups": groups, "includeAuthorizedOperations": False})
     while sender.goes_on:
@@ -193,13 +194,13 @@ def _guess(number: int) -> bytes:
 
 
 def _deep_token(_: int) -> bytes:
-    """A token whose JSON is 40,000 arrays deep; the client leaves at the challenge that tells it of its error."""
+    """A token whose JSON is 40,000 arrays deep; the client leaves at the challenge that reports its error."""
     header = urlsafe_b64encode(b'{"alg":' + b"[" * 40_000).rstrip(b"=")
     return b"n,,\1auth=Bearer " + header + b".e30.AA\1\1"
 
 
 def _connections(sender: Sender) -> None:
-    """Connect, ask with an id of one's own, reset."""
+    """Connect, send a request with a client id of its own, reset."""
     for number in itertools.count():
         if not sender.goes_on:
             return
@@ -235,7 +236,7 @@ def _silent(sender: Sender) -> None:
 
 
 def _zookeeper(then_reset: bool) -> Callable[[Sender], None]:
-    """A session, then getData of /a in frames of 15 bytes, as many as are taken."""
+    """A session, then getData of /a in frames of 15 bytes, as many as the peer accepts."""
     connect = struct.pack(">iqiqi", 0, 0, 30_000, 0, 16) + bytes(16) + b"\0"
     path = b"/a"
     get_data = struct.pack(">iii", 1, 4, len(path)) + path + b"\0"
@@ -310,7 +311,7 @@ def _drop(sock: socket.socket) -> None:
 
 @cache
 def _large_cluster(port: int) -> bytes:
-    """A Metadata v12 answer, framed, with the correlation id 0: one broker here, 100,000 partitions."""
+    """A framed Metadata v12 response with correlation id 0: one broker here, 100,000 partitions."""
     partitions = [
         {
             "errorCode": 0,
@@ -379,7 +380,7 @@ def _accepted(server: socket.socket) -> Iterator[socket.socket]:
 
 
 def broker() -> None:
-    """Prints its port, and serves until it is ended."""
+    """Print the port, and serve until the process is ended."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as server:
         port = server.getsockname()[1]
         _large_cluster(port)
@@ -389,7 +390,7 @@ def broker() -> None:
 
 
 def attack(name: str, address: Address, seconds: float) -> int:
-    """Bytes that were sent, but for handshakes."""
+    """Run an attack; returns the bytes sent, without handshakes."""
     sender = Sender(address, seconds)
     threads = [
         threading.Thread(target=ATTACKS[name].run, args=(sender,), daemon=True) for _ in range(ATTACKS[name].threads)

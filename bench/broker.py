@@ -1,8 +1,8 @@
-"""A broker that keeps nothing: every request gets the answer that was made before, with its correlation id.
+"""A broker that stores nothing: every request gets a prepared response with its correlation id.
 
-`python -m bench.broker` binds a free port of 127.0.0.1, prints it, and serves until it is ended. What it costs is not
-measured, but it must not be what the proxies wait for: one thread, one buffer, no look at a request beyond its header,
-and as few system calls as the traffic allows. It answers ApiVersions and Metadata as a cluster of one broker does.
+`python -m bench.broker` binds a free port of 127.0.0.1, prints it, and serves until it is ended. Its cost is not
+measured, but it must not be the bottleneck: one thread, one buffer, nothing of a request is read beyond its header, and
+as few system calls as the traffic allows. It responds to ApiVersions and Metadata as a cluster of one broker.
 """
 
 import select
@@ -14,7 +14,7 @@ from struct import Struct
 from bench import cases
 
 _BUFFER_BYTES = 1 << 20
-_SMALL_BYTES = 1 << 16  # answers up to here are sent together
+_SMALL_BYTES = 1 << 16  # responses up to this size are sent together
 _HEAD = Struct(">ihhi")  # size, API key, version, correlation id
 _PIECES_PER_SEND = 64
 
@@ -24,11 +24,11 @@ class _Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.head = b""  # of a request whose header is not whole yet
-        self.left = 0  # bytes of the request in transit that have not come
+        self.head = b""  # of a request whose header is incomplete
+        self.left = 0  # bytes of the current request that have not arrived
         self.pending = (0, 0, 0)  # its API key, version and correlation id
         self.unsent: deque[memoryview] = deque()
-        self.full = False  # it takes no more for now
+        self.full = False  # the socket accepts no more for now
 
 
 class Broker:
@@ -71,7 +71,7 @@ class Broker:
         connection.sock.close()
 
     def _receive(self, connection: _Connection) -> bool:
-        """Read once and answer what is whole. False: nothing more will come."""
+        """Read once and respond to complete requests. False: the stream has ended."""
         count = connection.sock.recv_into(self._buffer)
         if not count:
             return False
@@ -120,7 +120,7 @@ class Broker:
         connection.unsent += (memoryview(head), memoryview(answer)[body:])
 
     def _send(self, connection: _Connection) -> None:
-        """Send what is due; while something is left, the connection waits for room and is not read."""
+        """Send pending responses; while some remain, the connection waits until it is writable and is not read."""
         unsent = connection.unsent
         while unsent:
             try:

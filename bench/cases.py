@@ -1,7 +1,7 @@
-"""The cases and their frames: whole, valid, and made by the codec once, before anything is timed.
+"""The cases and their frames: complete, valid, and encoded once before anything is timed.
 
-A frame here has its 4-byte size in front and the correlation id 0; who sends it puts the real id at CORRELATION_ID of a
-request and of an answer.
+A frame starts with its 4-byte size and has correlation id 0; the sender writes the real id at REQUEST_CORRELATION_ID or
+ANSWER_CORRELATION_ID.
 """
 
 import uuid
@@ -15,21 +15,21 @@ from kproxy.protocol.apis import API_VERSIONS, FETCH, HEARTBEAT, METADATA, PRODU
 from kproxy.protocol.schema import schema
 
 INT32 = Struct(">i")
-REQUEST_CORRELATION_ID = 8  # behind size, API key and version
-ANSWER_CORRELATION_ID = 4  # behind the size
+REQUEST_CORRELATION_ID = 8  # after size, API key and version
+ANSWER_CORRELATION_ID = 4  # after the size
 
 PACED, SATURATING = LOADS = ("paced", "saturating")
 NODE_ID = 0
 TOPIC = "bench"
 TOPIC_ID = uuid.UUID("6b70726f-7879-4000-8000-62656e636800")
 FETCHED_BYTES = 1_000_000
-FETCHED_BATCH_BYTES = 16_384  # a producer's batch.size by default
-_ONE_RECORD_BYTES = records.HEADER_BYTES + 12  # a batch of one record, before its value
+FETCHED_BATCH_BYTES = 16_384  # a producer's default batch.size
+_ONE_RECORD_BYTES = records.HEADER_BYTES + 12  # a batch of one record, without its value
 _TIMESTAMP = 1_700_000_000_000
 
 
 class Limits(NamedTuple):
-    """Shares of HAProxy's CPU time that kproxy may take, by load and detail."""
+    """The limits of kproxy's CPU time over HAProxy's, by load and detail."""
 
     paced: float
     paced_topics: float  # with --detail topics
@@ -39,19 +39,19 @@ class Limits(NamedTuple):
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of traffic, and the CPU time that kproxy may take for it."""
+    """One kind of traffic, and the limit of kproxy's CPU time for it."""
 
     name: str
     title: str
     api_key: int
     versions: tuple[int, ...]
-    request_bytes: int  # of a produce, about: the frame with its headers
+    request_bytes: int  # approximate size of a produce request with its headers
     connections: int
     depth: int  # requests in flight per connection
     requests: int  # per round
     python: Limits
     native: Limits  # with the compiled core
-    limit: float = 0.0  # the one that holds in this run
+    limit: float = 0.0  # the limit in this run
 
     @property
     def is_bulk(self) -> bool:
@@ -59,8 +59,8 @@ class Case:
         return self.request_bytes >= 1_000_000 or self.api_key == FETCH
 
 
-# Beside Produce v9 and Fetch v12, versions whose answers can name brokers (from Produce v10 and Fetch v16 on, KIP-951):
-# a proxy that rewrites addresses must look into every answer of those.
+# Besides Produce v9 and Fetch v12, versions whose responses can name brokers (Produce v10 and Fetch v16 and later,
+# KIP-951): a proxy that rewrites addresses must check every such response.
 CASES = (
     Case(
         "small",
@@ -137,13 +137,13 @@ def request(case: Case, version: int) -> bytes:
 
 @cache
 def answer(api_key: int, version: int, port: int) -> bytes:
-    """What the one broker of the bench, at `port` of 127.0.0.1, says to a request of this API and version."""
+    """The response of the bench's single broker, at `port` of 127.0.0.1, to a request of this API and version."""
     frame = codec.encode_response(api_key, version, {"correlationId": 0}, _ANSWERS[api_key](version, port))
     return INT32.pack(len(frame)) + frame
 
 
 def answers(port: int) -> dict[tuple[int, int], bytes]:
-    """Every answer that a run can need, by (API key, version)."""
+    """Every response that a run can need, by (API key, version)."""
     wanted = [(case.api_key, version) for case in CASES for version in case.versions]
     wanted += [(api_key, v) for api_key in (METADATA, API_VERSIONS) for v in schema().apis[api_key].request.versions]
     return {(api_key, version): answer(api_key, version, port) for api_key, version in wanted}
@@ -156,7 +156,7 @@ def request_frame(api_key: int, version: int, body: dict[str, Any]) -> bytes:
 
 
 def _batch(value_bytes: int, base_offset: int = 0) -> bytes:
-    """A batch of one record; its value is as good as random, as compressed or encrypted values are."""
+    """A batch of one record; its value looks random, like compressed or encrypted values."""
     value = bytes(i * i * 31 >> 3 & 0xFF for i in range(min(value_bytes, 4096)))
     value = (value * (value_bytes // 4096 + 1))[:value_bytes]
     return records.write_batch([records.Record(base_offset, _TIMESTAMP, None, value)])

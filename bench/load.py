@@ -1,10 +1,10 @@
-"""The client's end: connections that each keep `depth` requests in flight and look at every answer.
+"""The client's end: connections that each keep `depth` requests in flight and check every response.
 
-As light as the broker, for the same reason: an answer's size and correlation id are checked, its bytes only when asked
-to (`compare`). Everything is bounded: in requests, and in time without progress.
+It is as light as the broker, for the same reason: it checks the size and correlation id of a response, and its bytes
+only on request (`compare`). Everything is bounded: in requests, and in time without progress.
 
-`Load` is Python and slower than the proxies: they wait for it, and find one or two sockets ready at a time.
-`SaturatingLoad` is the same in C (saturate.c): everything waits for the proxies, and they find many sockets ready.
+`Load` is Python and slower than the proxies: they wait for it, and find one or two ready sockets at a time.
+`SaturatingLoad` is the same in C (saturate.c): the proxies are the bottleneck, and find many ready sockets.
 """
 
 import select
@@ -22,7 +22,7 @@ _NO_PROGRESS_S = 10.0
 
 
 class LoadError(Exception):
-    """An answer that is late, missing, or not the one that is due."""
+    """A response is late, missing, or not the expected one."""
 
 
 class _Connection:
@@ -30,19 +30,19 @@ class _Connection:
 
     def __init__(self, sock: socket.socket, requests: bytearray) -> None:
         self.sock = sock
-        self.requests = requests  # `depth` of them in a row, one send for as many as are due
-        self.quota = 0  # requests of this run that are not sent yet
+        self.requests = requests  # `depth` requests in a row, so that one call sends all that are due
+        self.quota = 0  # requests of this run that have not been sent
         self.next_id = 0
-        self.waits_for = 0  # the correlation id of the next answer
-        self.left = 0  # bytes of the answer in transit that have not come
-        self.head = b""  # of an answer, not whole yet
+        self.waits_for = 0  # the correlation id of the next response
+        self.left = 0  # bytes of the current response that have not arrived
+        self.head = b""  # of a response, incomplete
         self.unsent = memoryview(b"")
-        self.full = False  # it takes no more for now
-        self.got = bytearray()  # where answers are compared
+        self.full = False  # the socket accepts no more for now
+        self.got = bytearray()  # only if responses are compared
 
 
 class SaturatingLoad:
-    """A process of saturate.c with open connections to one address; what `Load` does, but for comparing bytes."""
+    """A process of saturate.c with open connections to one address; like `Load`, but without comparing bytes."""
 
     def __init__(self, binary: Path, address: tuple[str, int], request: Path, connections: int, depth: int) -> None:
         self.sent = 0
@@ -58,7 +58,7 @@ class SaturatingLoad:
         self._process.communicate()
 
     def run(self, requests: int) -> None:
-        """`requests` requests over all connections; returns when all are answered."""
+        """Send `requests` requests over all connections; returns when all are answered."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{requests}\n")
         self._process.stdin.flush()
@@ -68,7 +68,7 @@ class SaturatingLoad:
 
 
 class Load:
-    """Open connections to one address; `run` sends so many requests over all of them and takes their answers."""
+    """Open connections to one address; `run` sends requests over all of them and receives the responses."""
 
     def __init__(self, address: tuple[str, int], request: bytes, answer: bytes, connections: int, depth: int) -> None:
         self._request_bytes = len(request)
@@ -92,7 +92,7 @@ class Load:
         self._epoll.close()
 
     def _connect(self, address: tuple[str, int]) -> socket.socket:
-        """A connection that is ready to be used, and does not block."""
+        """A non-blocking connection that is ready for use."""
         sock = socket.create_connection(address, timeout=_NO_PROGRESS_S)
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -104,7 +104,8 @@ class Load:
         return sum(connection.next_id for connection in self._connections.values())
 
     def run(self, requests: int, *, compare: bool = False) -> None:
-        """`requests` requests, and one per connection at least; with `compare` each answer is checked byte by byte."""
+        """Send `requests` requests, at least one per connection; with `compare` each response is checked byte by
+        byte."""
         connections = self._connections.values()
         for index, connection in enumerate(connections):
             connection.quota = max(1, (requests + index) // len(connections))
@@ -129,7 +130,7 @@ class Load:
                     busy -= 1
 
     def _ask(self, connection: _Connection, count: int) -> None:
-        """Send the next `count` requests, or as many as are left of the quota, in one go."""
+        """Send the next `count` requests at once, or the rest of the quota."""
         count = min(count, connection.quota)
         connection.quota -= count
         requests = connection.requests
@@ -143,7 +144,7 @@ class Load:
         self._send(connection)
 
     def _send(self, connection: _Connection) -> None:
-        """While something is unsent only that is waited for: no answers are read, so nothing is asked on top of it."""
+        """While bytes are unsent, no responses are read, so no further requests are added."""
         unsent = connection.unsent
         try:
             sent = connection.sock.send(unsent)
@@ -159,7 +160,7 @@ class Load:
             self._epoll.modify(connection.sock, select.EPOLLOUT)
 
     def _receive(self, connection: _Connection, compare: bool) -> int:
-        """Read once; returns the number of answers that are now whole."""
+        """Read once; returns the number of responses that are complete now."""
         count = connection.sock.recv_into(self._buffer)
         if not count:
             raise LoadError("the connection was closed with answers due")
@@ -200,7 +201,7 @@ class Load:
         return answered
 
     def _compare(self, connection: _Connection) -> None:
-        """The oldest answer received is, but for its correlation id, byte for byte the one that was sent."""
+        """Check that the oldest response received equals the broker's, except for the correlation id."""
         answer, got = self._answer, connection.got
         same_from = _HEAD.size
         if got[same_from : len(answer)] != answer[same_from:]:

@@ -1,18 +1,19 @@
-"""Rounds that alternate between the proxies, and the ratios of the least.
+"""Rounds that alternate between the proxies, and the ratios of their minimum CPU times.
 
 The machine is noisy, so nothing is compared over minutes: in every round each proxy carries the same requests once, one
-after the other. The result is the least CPU time of a proxy's rounds, divided by the least of HAProxy's: what happens
-beside only ever adds, and not alike. With a neighbour on the core's other thread the same Python takes half as much
-again, and the kernel's work, which is most of HAProxy's, hardly more. So the median of the rounds' ratios, told too,
-says what the neighbours do: 1.24 to 1.56 in six runs of one case, where the least gave 1.11 to 1.25.
+after the other. The result is the minimum CPU time of a proxy's rounds divided by the minimum of HAProxy's: other load
+only adds time, and not equally. With a neighbour on the core's other hyperthread the same Python takes 1.5 times as
+long, while the kernel's work, which is most of HAProxy's, hardly changes. The median of the rounds' ratios, also
+reported, therefore shows the effect of neighbours: 1.24 to 1.56 in six runs of one case, where the minimum gave 1.11 to
+1.25.
 
-Two kinds of load. A paced one (Python) leaves the proxies idle most of the time: they wake for one or two sockets, and
-what waking costs the kernel is in every request, alike for all proxies. A saturating one (C) has many sockets ready
-whenever a proxy looks: then HAProxy costs a half to two thirds as much per request, so that ratios are higher. They say
-what kproxy carries on a full core, the paced ones what it costs beside it.
+There are two kinds of load. The paced one (Python) leaves the proxies idle most of the time: they wake for one or two
+sockets, and the kernel's cost of waking is in every request, equally for all proxies. The saturating one (C) has many
+sockets ready at every poll: HAProxy then costs half to two thirds as much per request, so ratios are higher. Those show
+what kproxy carries on a full core; the paced ones show its cost on a core with other work.
 
-What each proxy does first in a case, its connections and a short run in which every answer is compared byte for byte,
-is not timed.
+The first actions of each proxy in a case, its connections and a short run that compares every response byte for byte,
+are not timed.
 """
 
 import os
@@ -33,7 +34,7 @@ from kproxy.proxy.relay.compiled import native
 
 REFERENCE = "haproxy"
 
-Progress = Callable[[str], None]  # what comes next
+Progress = Callable[[str], None]  # the next step
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class Run:
 
 
 def steps(wanted: Sequence[cases.Case], rounds: int) -> int:
-    """How many times `run` tells its progress."""
+    """How many times `run` reports progress."""
     return sum(len(case.versions) for case in wanted) * (rounds + 1) + 1
 
 
@@ -90,12 +91,12 @@ def run(
     *,
     policy: bool = False,
 ) -> Run:
-    """`share`: of a case's requests per round, for a quicker and noisier run. `load`: of LOADS.
+    """share: the fraction of a case's requests per round, for a quicker and noisier run. load: one of LOADS.
 
-    detail: of kproxy. policy: it decides by rules.
+    detail: of kproxy. policy: kproxy decides by rules.
     """
     cores = sorted(os.sched_getaffinity(0))
-    # Two ends that saturate a proxy take more than a core between them.
+    # Two ends that saturate a proxy use more than one core together.
     is_pinned = len(cores) > (1 if load == cases.PACED else 2)
     proxy_core, load_core = cores[:2] if is_pinned else (None, None)
     progress("kproxy --version")
@@ -139,7 +140,7 @@ def _measure(
     progress: Progress,
     binary: Path | None,
 ) -> Result:
-    """One case in one version; `binary`: the program of the saturating load, None for the paced one."""
+    """One case in one version; binary: the program of the saturating load, None for the paced one."""
     request = cases.request(case, version)
     answer = cases.answer(case.api_key, version, upstream[1])
     requests = max(case.connections * case.depth, round(case.requests * share))
@@ -168,7 +169,7 @@ def _measure(
         turns = deque(zip(proxies, loads, strict=True))
         for number in range(rounds):
             progress(f"{name}: round {number + 1} of {rounds}")
-            turns.rotate()  # nobody is always the first
+            turns.rotate()  # so that no proxy is always the first
             for proxy, each in turns:
                 before = proxy.process.cpu_s()
                 each.run(requests)

@@ -1,7 +1,7 @@
 """`python -m bench.memory`: the memory (RSS) of `kproxy run` at its start, after scrapes, and with idle connections.
 
-An idle connection is one that was opened and through which one request went, so that it has all that it keeps.
-Of RSS, what the process shares with others (the pages of libraries) is told apart.
+An idle connection has carried one request, so that it holds all its state. Memory shared with other processes
+(pages of libraries) is reported separately.
 """
 
 import json
@@ -18,24 +18,27 @@ from bench import cases, processes
 from bench.processes import BenchError, Proxy
 from kproxy.protocol.apis import API_VERSIONS
 
-_FILES_BESIDE = 200
+_OTHER_FILES = 200
 _SCRAPES = 3
 _SETTLE_S = 1.0
-_AT_ONCE = 100  # connections, so that no backlog overflows
+_CONNECTIONS_AT_ONCE = 100  # so that no backlog overflows
 
 
 def memory(proxy: Proxy) -> dict[str, float]:
-    """MB of the process: resident in all, and of that what is its own."""
+    """MB of the process: all resident memory, and the part that is not shared."""
     rss = proxy.process.rss_bytes()
     return {"rss_mb": rss / 1e6, "own_mb": (rss - proxy.process.shared_bytes()) / 1e6}
 
 
 def idle(proxy: Proxy, count: int) -> list[socket.socket]:
-    """So many connections, each with one answered request behind it."""
+    """Open `count` connections, each of which has carried one answered request."""
     frame = cases.request_frame(API_VERSIONS, 3, {"clientSoftwareName": "bench", "clientSoftwareVersion": "1"})
     opened: list[socket.socket] = []
     while len(opened) < count:
-        more = [socket.create_connection(proxy.address, timeout=10) for _ in range(min(_AT_ONCE, count - len(opened)))]
+        more = [
+            socket.create_connection(proxy.address, timeout=10)
+            for _ in range(min(_CONNECTIONS_AT_ONCE, count - len(opened)))
+        ]
         for sock in more:
             sock.sendall(frame)
         for sock in more:
@@ -47,7 +50,7 @@ def idle(proxy: Proxy, count: int) -> list[socket.socket]:
 
 def run(connections: int, detail: str = "headers") -> dict[str, dict[str, float]]:
     """Memory by state: `start`, `scraped` and `idle`, the last also with bytes per connection."""
-    processes.allow_files(2 * connections + _FILES_BESIDE)
+    processes.allow_files(2 * connections + _OTHER_FILES)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
         upstream = stack.enter_context(processes.broker(folder, None))

@@ -1,13 +1,14 @@
-"""`python -m bench.offline`: CPU time and memory of `kproxy convert` beside tshark, on the same generated captures.
+"""`python -m bench.offline`: CPU time and memory of `kproxy convert` and tshark on the same generated captures.
 
-Four kinds of capture: segments of an Ethernet's MTU, of 64 KB, as a host with segmentation offload sees its own, of an
-MTU where of each thousand packets one is lost, one comes late, and one is there twice, and of one connection alone.
-Half of the exchanges are Produce v9, half Fetch v12, which tshark knows by their headers too. Both programs run in one
-go, in turns, so that what the machine does besides hits both; all figures are of the processes themselves.
-What each takes for a capture of one exchange is its start-up: shown, and not counted in its rates. It takes about 0.4 s
-and varies by 0.05, so it is subtracted round by round, and the median of the differences counts. Where kproxy needs
-little more than that for a whole capture, it gets one that is four times as long, of 1.8 and 10 GB: tshark reads the
-first packets of it, as many as it has memory for.
+There are four kinds of capture: segments of an Ethernet MTU; of 64 KB, as captured on a host with segmentation offload;
+of an MTU, where of each thousand packets one is lost, one is late and one is duplicated; and of a single connection.
+Half of the exchanges are Produce v9 and half Fetch v12, whose headers tshark dissects too. Both programs run in turns,
+so that other load affects both; all figures are those of the processes themselves.
+
+The cost of a capture with one exchange is the start-up: it is shown, and not counted in the rates. It is about 0.4 s
+and varies by 0.05, so it is subtracted round by round, and the median of the differences counts. If kproxy needs little
+more than that for a whole capture, it gets one that is four times as long, of 1.8 and 10 GB: tshark reads the first
+packets of it, as many as it has memory for.
 """
 
 import json
@@ -38,17 +39,17 @@ _RECORD = Struct("<IIII")
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of capture, and how many times tshark's packets per CPU second are asked for."""
+    """A kind of capture, and its limits: kproxy's packets per CPU second over tshark's."""
 
     name: str
     title: str
     segment_bytes: int
     value_bytes: int
     exchanges: int
-    limits: tuple[float, float]  # of exchanges and connections alone, and of all tables
-    dirty: bool = False  # of each thousand packets one is lost, one comes late, and one is there twice
+    limits: tuple[float, float]  # with exchanges and connections alone, and with all tables
+    dirty: bool = False  # of each thousand packets one is lost, one is late, and one is duplicated
     connections: int = 48
-    longer: int = 1  # how many times as many packets kproxy reads; tshark keeps in memory all that it has read
+    longer: int = 1  # factor of kproxy's packets over tshark's, which keeps everything that it has read in memory
 
 
 KINDS = (
@@ -57,19 +58,19 @@ KINDS = (
     Kind("dirty", "1448 bytes, 0.1 % lost", 1448, 2500, 150_000, (12.0, 8.0), dirty=True),
     Kind("one", "one connection, 1448 bytes", 1448, 2500, 150_000, (12.0, 6.0), connections=1),
 )
-_LEAST_WIDTH = 120  # also where the output is no terminal
+_MIN_WIDTH = 120  # even if the output is no terminal
 DETAILS = ("headers", "batches")  # without the tables of bodies, and with all tables but records
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a program took for a capture: medians of the rounds."""
+    """The cost of a capture for one program: medians of the rounds."""
 
     program: str
     cpu_s: float
-    startup_s: float  # of it
-    rss_bytes: int  # the least
-    packets_per_s: float  # of CPU time after start-up
+    startup_s: float  # part of cpu_s
+    rss_bytes: int  # the minimum
+    packets_per_s: float  # per second of CPU time after start-up
     bytes_per_s: float
     ratio: float  # to tshark's packets per second
     limit: float | None
@@ -80,7 +81,7 @@ class Cost:
 
 
 class Connection:
-    """One connection's packets; its frames come from the codec, its TCP is whole and in order."""
+    """The packets of one connection; its frames come from the codec, its TCP stream is complete and in order."""
 
     def __init__(self, number: int, segment_bytes: int) -> None:
         client, broker = bytes((10, 0, number >> 8, number & 255)), bytes((10, 1, 0, 1))
@@ -111,7 +112,7 @@ class Connection:
 
 
 def generate(kind: Kind, file: BinaryIO, exchanges: int) -> int:
-    """Write a capture; returns its packets. Without exchanges it is one handshake."""
+    """Write a capture; returns the number of packets. Without exchanges it is one handshake."""
     file.write(pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 262_144, 1))
     connections = [Connection(number, kind.segment_bytes) for number in range(kind.connections if exchanges else 1)]
     packets = 0
@@ -152,7 +153,7 @@ def generate(kind: Kind, file: BinaryIO, exchanges: int) -> int:
 
 
 class _Frames:
-    """The frames of both APIs, made once; only the correlation id differs."""
+    """The frames of both APIs, encoded once; only the correlation id differs."""
 
     def __init__(self, value_bytes: int) -> None:
         value = bytes(i * i * 31 >> 3 & 0xFF for i in range(value_bytes // 5))
@@ -185,10 +186,10 @@ def _answer(key: int, version: int, body: dict[str, object]) -> bytes:
 
 
 def environment(bytecode: Path) -> dict[str, str]:
-    """Ours, for programs of Python that keep their bytecode in a folder.
+    """The environment of this process, for Python programs that keep their bytecode in a folder.
 
-    Where it is not written, as PYTHONDONTWRITEBYTECODE has it, each start compiles every module: 0.2 s of CPU time that
-    an installed kproxy does not take.
+    With PYTHONDONTWRITEBYTECODE each start would compile every module: 0.2 s of CPU time that an installed kproxy does
+    not use.
     """
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {**ours, "PYTHONPYCACHEPREFIX": str(bytecode)}
@@ -205,7 +206,7 @@ def measured(command: list[str], bytecode: Path) -> tuple[float, int]:
 
 
 def _warm(path: Path) -> None:
-    """Read a file, so that it is in the page cache: disks are not what is compared, nor what the kernel lets go."""
+    """Read a file into the page cache: neither disks nor the kernel's cache are compared."""
     with path.open("rb", buffering=0) as file:
         buffer = bytearray(1 << 20)
         while file.readinto(buffer):
@@ -213,7 +214,7 @@ def _warm(path: Path) -> None:
 
 
 def run(kind: Kind, folder: Path, scale: float, rounds: int) -> list[Cost]:
-    """tshark, then kproxy at each detail, over a fresh capture."""
+    """Run tshark, then kproxy at each detail, on a new capture."""
     tshark = shutil.which("tshark")
     if tshark is None:
         raise click.ClickException("tshark is not installed: apt install tshark, or ./dev bench offline, which does")
@@ -232,11 +233,11 @@ def run(kind: Kind, folder: Path, scale: float, rounds: int) -> list[Cost]:
         command = [*converting, "--detail", detail, "--out", str(folder / detail)]
         programs.append((f"kproxy, {detail}", limit, packets, command))
     bytecode = folder / "bytecode"
-    for *_, command in programs:  # not counted: the bytecode is written
+    for *_, command in programs:  # not counted: this run writes the bytecode
         measured([*command, str(smallest)], bytecode)
     _warm(path)
     took: dict[str, list[tuple[float, float, int]]] = {program: [] for program, *_ in programs}
-    for _ in range(rounds):  # in turns, so that what the machine does besides hits all
+    for _ in range(rounds):  # in turns, so that other load affects all programs
         for program, *_, command in programs:
             startup_s = measured([*command, str(smallest)], bytecode)[0]
             cpu_s, rss_bytes = measured([*command, str(path)], bytecode)
@@ -256,11 +257,11 @@ def run(kind: Kind, folder: Path, scale: float, rounds: int) -> list[Cost]:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--scale", default=1.0, show_default=True, help="Of the captures' size; 1 is 450 MB and 10 GB.")
-@click.option("--rounds", default=5, show_default=True, help="Of each program; the median counts.")
+@click.option("--scale", default=1.0, show_default=True, help="Scale of the captures' sizes; 1: 450 MB and 10 GB.")
+@click.option("--rounds", default=5, show_default=True, help="Rounds of each program; the median counts.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
 def main(scale: float, rounds: int, as_json: bool) -> None:
-    """CPU time and memory of `kproxy convert` beside tshark."""
+    """CPU time and memory of `kproxy convert` and tshark on the same captures."""
     results = {}
     with TemporaryDirectory(prefix="kproxy-bench-") as folder:
         for kind in KINDS:
@@ -268,7 +269,7 @@ def main(scale: float, rounds: int, as_json: bool) -> None:
     if as_json:
         print(json.dumps({name: [asdict(cost) for cost in costs] for name, costs in results.items()}, indent=2))
     else:
-        show(results, Console(width=max(_LEAST_WIDTH, Console().width)))
+        show(results, Console(width=max(_MIN_WIDTH, Console().width)))
     sys.exit(0 if all(cost.passed for costs in results.values() for cost in costs) else 1)
 
 

@@ -1,4 +1,4 @@
-"""The processes of a run: the broker, and each proxy in front of it, on cores of their own, and ended in any case."""
+"""The processes of a run: the broker and each proxy in front of it, on cores of their own, ended in any case."""
 
 import http.client
 import os
@@ -23,7 +23,7 @@ from kproxy.protocol.apis import METADATA
 
 Address = tuple[str, int]
 
-# The script that users run, of the environment that this is.
+# The installed script of this environment.
 KPROXY = str(Path(sys.executable).with_name("kproxy"))
 
 _ROOT = Path(__file__).parent.parent  # where `bench` can be imported
@@ -32,7 +32,7 @@ _KEY_VERSION = Struct(">hh")
 _START_S = 20.0
 _STOP_S = 5.0
 
-# splice-auto lets HAProxy move large bodies inside the kernel, which is the best it can do.
+# splice-auto lets HAProxy move large bodies inside the kernel, its fastest mode.
 _HAPROXY = """\
 global
     nbthread 1
@@ -77,15 +77,15 @@ bootstrap = ["{bootstrap}"]
 broker_port_base = {broker_port_base}
 detail = "{detail}"
 {rules}"""
-_NGINX_STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")  # Debian builds it apart
+_NGINX_STREAM = Path("/usr/lib/nginx/modules/ngx_stream_module.so")  # Debian builds it as a module
 
 
 class BenchError(Exception):
-    """The bench cannot go on; the text names the cause."""
+    """The bench cannot continue; the text names the cause."""
 
 
 class Process:
-    """A started process: what it costs, what it says, and its end."""
+    """A started process: its cost, its output, and its end."""
 
     def __init__(
         self, name: str, command: list[str], folder: Path, core: int | None, *, stdout: int | None = None
@@ -96,7 +96,7 @@ class Process:
             self._popen = subprocess.Popen(
                 command, cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=log if stdout is None else stdout, stderr=log
             )
-        # The clock of another process's CPU time, in ns where /proc has ticks of 10 ms: clock_getcpuclockid(3), Linux.
+        # The clock of another process's CPU time, in ns, while /proc has ticks of 10 ms: clock_getcpuclockid(3), Linux.
         self._clock = (~self._popen.pid << 3) | 2
 
     @property
@@ -112,7 +112,8 @@ class Process:
         return int(pages) * resource.getpagesize()
 
     def pss_bytes(self) -> int:
-        """Of it and all its descendants, each page shared out among those that have it."""
+        """The proportional set size of the process and all its descendants: each page divided among the processes that
+        map it."""
         pids, found = [self._popen.pid], 0
         for pid in pids:
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -122,7 +123,7 @@ class Process:
         return found * 1024
 
     def shared_bytes(self) -> int:
-        """What of its RSS are pages of files: libraries, which other processes may share."""
+        """The part of its RSS that is pages of files: libraries, which other processes may share."""
         pages = Path(f"/proc/{self._popen.pid}/statm").read_text().split()[2]
         return int(pages) * resource.getpagesize()
 
@@ -150,7 +151,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Proxy:
-    """A proxy that is ready, and where its clients connect."""
+    """A proxy that is ready, and the address for its clients."""
 
     name: str
     process: Process
@@ -158,7 +159,7 @@ class Proxy:
     admin: Address | None = None
 
     def requests_counted(self, api: str) -> int:
-        """How many requests of an API kproxy's own metrics know."""
+        """How many requests of an API kproxy's own metrics count."""
         assert self.admin is not None
         families = text_string_to_metric_families(get(self.admin, "/metrics")[1])
         samples = (sample for family in families for sample in family.samples)
@@ -178,7 +179,7 @@ def broker(folder: Path, core: int | None) -> Iterator[Address]:
 
 @contextmanager
 def saturating_broker(binary: Path, folder: Path, core: int | None) -> Iterator[Address]:
-    """The broker of saturate.c, with the same answers."""
+    """The broker of saturate.c, with the same responses."""
     port = free_port()
     file = folder / "answers"
     with file.open("wb") as out:
@@ -234,7 +235,8 @@ def kproxy(
     *,
     policy: bool = False,
 ) -> Iterator[Proxy]:
-    """In its default form but for these: ports, rewriting, all metrics. Clients go where its Metadata sends them."""
+    """kproxy with default settings except ports, rewriting and all metrics. Clients connect where its Metadata directs
+    them."""
     listen, admin = (_HOST, free_port()), (_HOST, free_port())
     base = free_port() - cases.NODE_ID
     settings = {"listen": text(listen), "bootstrap": text(upstream), "admin": text(admin), "broker-port-base": base}
@@ -261,13 +263,13 @@ def _with_underscores(settings: dict[str, str | int]) -> dict[str, str | int]:
 
 
 def metrics(proxy: Proxy) -> str:
-    """What kproxy exposes now."""
+    """The current metrics of kproxy."""
     assert proxy.admin is not None
     return get(proxy.admin, "/metrics")[1]
 
 
 def version_cpu_s() -> float:
-    """The CPU time of `kproxy --version`, the middle one of five."""
+    """The CPU time of `kproxy --version`, the median of five."""
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -290,7 +292,7 @@ def running(
 
 @contextmanager
 def pinned(core: int | None) -> Iterator[None]:
-    """This process, and what it starts, on one core; None: wherever the system likes."""
+    """Run this process and the processes that it starts on one core; None: on any core."""
     before = os.sched_getaffinity(0)
     if core is not None:
         os.sched_setaffinity(0, {core})
@@ -301,7 +303,7 @@ def pinned(core: int | None) -> Iterator[None]:
 
 
 def allow_files(files: int) -> None:
-    """Let this process and its children have that many files open. Raises BenchError if the system allows fewer."""
+    """Allow this process and its children that many open files. Raises BenchError if the system allows fewer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < files:
         raise BenchError(f"{files} open files are needed, the system allows {hard}")
@@ -352,7 +354,7 @@ def get(address: Address, path: str) -> tuple[int, str]:
 
 
 def _advertised(bootstrap: Address) -> Address:
-    """Where a client that asks here for the cluster is sent."""
+    """The address that the bootstrap address advertises for the cluster's broker."""
     answer = ask(bootstrap, cases.request_frame(METADATA, 12, {"topics": None}))
     _, body = codec.decode_response(answer[4:], METADATA, 12)
     (node,) = body["brokers"]
@@ -360,7 +362,7 @@ def _advertised(bootstrap: Address) -> Address:
 
 
 def ask(address: Address, request: bytes) -> bytes:
-    """The answer to one request on a connection of its own, its size included."""
+    """The response to one request on a connection of its own, including its size."""
     with socket.create_connection(address, timeout=_START_S) as sock, sock.makefile("rb") as answers:
         sock.sendall(request)
         size = answers.read(4)

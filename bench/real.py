@@ -1,13 +1,13 @@
-"""`python -m bench.real`: what kproxy costs before a real Kafka broker, beside HAProxy and nginx.
+"""`python -m bench.real`: the cost of kproxy, HAProxy and nginx before a real Kafka broker.
 
 A null broker answers all requests of one read at once; a real one answers each when its batch is appended. So only this
-bench shows whether an optimisation for answers that arrive together pays in operation. The broker is one node in a JVM
-with all its compilers; the client is the bench's own, which pipelines. Produces of two sizes go over one connection and
-over sixteen.
+bench shows whether an optimisation for responses that arrive together helps in operation. The broker is one node in a
+JVM with all its compilers; the client is the bench's own, which pipelines. Produces of two sizes go over one connection
+and over sixteen.
 
 As in `measure`, every round gives the same requests to each proxy in turn, and only their CPU time counts. The broker
-works on all cores, so rounds differ more than with a null broker: the figures are medians, not the least.
-Needs Java and the jars that `./dev bench real` fetches.
+uses all cores, so rounds differ more than with a null broker: the figures are medians, not minima. Needs Java and the
+jars that `./dev bench real` downloads.
 """
 
 import json
@@ -33,11 +33,11 @@ from kproxy.protocol import codec
 from kproxy.protocol.apis import METADATA, NOT_LEADER_OR_FOLLOWER, PRODUCE
 from tests.broker import cluster
 
-VERSION = 9  # of Produce: the last one but for ids of topics, which the bench would have to ask for
+VERSION = 9  # of Produce: the last version before topic ids, which the bench would have to look up
 REFERENCE = "haproxy"
-_LEAST_WIDTH = 100  # also where the output is no terminal
-_WARM_UP = 20_000  # requests, so that the JVM has compiled what it will run
-# One broker alone; its log is cut short, since nobody reads it.
+_MIN_WIDTH = 100  # even if the output is no terminal
+_WARM_UP = 20_000  # requests, so that the JVM has compiled its hot code
+# A single broker; its log is kept short, since nobody reads it.
 _SETTINGS = {
     **{name: "1" for name in cluster.SETTINGS if name.endswith((".replication.factor", ".min.isr"))},
     "num.partitions": "1",
@@ -52,7 +52,7 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Case:
-    """Produces of one size over so many connections, each with `depth` of them in flight."""
+    """Produces of one size over `connections` connections, each with `depth` of them in flight."""
 
     request_bytes: int
     connections: int
@@ -89,7 +89,7 @@ class Result:
 
 @contextmanager
 def broker(folder: Path) -> Iterator[Address]:
-    """One Kafka broker, and the address of its listener for clients."""
+    """Start one Kafka broker; returns the address of its listener for clients."""
     node = cluster.Broker(cases.NODE_ID, folder, controls=True)
     voters = f"{node.node_id}@{node.host}:{node.ports['CONTROLLER']}"
     cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -103,12 +103,12 @@ def broker(folder: Path) -> Iterator[Address]:
 
 
 def request(request_bytes: int) -> bytes:
-    """A Produce of about so many bytes, its batch with a checksum that a broker accepts."""
+    """A Produce of about `request_bytes` bytes; its batch has a checksum that a broker accepts."""
     return cases.request(replace(cases.CASES[0], request_bytes=request_bytes), VERSION)
 
 
 def first_answer(address: Address, frame: bytes) -> bytes:
-    """The broker's answer to a first request, once its topic exists; all later ones are as long."""
+    """The broker's response to a first request, once its topic exists; all later ones have the same length."""
     create = cases.request_frame(METADATA, 4, {"topics": [{"name": cases.TOPIC}], "allowAutoTopicCreation": True})
 
     answer = b""
@@ -118,7 +118,7 @@ def first_answer(address: Address, frame: bytes) -> bytes:
         return not body["topics"][0]["errorCode"]
 
     def leads() -> bool:
-        """The broker knows the topic a moment before it leads it."""
+        """Whether the broker leads the topic, which it knows a moment before."""
         nonlocal answer
         answer = processes.ask(address, frame)
         _, body = codec.decode_response(answer[4:], PRODUCE, VERSION)
@@ -135,7 +135,7 @@ def first_answer(address: Address, frame: bytes) -> bytes:
 def run(
     wanted: list[Case], rounds: int, proxies: list[Proxy], upstream: Address, *, warm_up: int = _WARM_UP
 ) -> Iterator[Result]:
-    """Each case in its turn: `rounds` rounds in which every proxy carries the same requests."""
+    """Run each case in turn: `rounds` rounds in which every proxy carries the same requests."""
     for case in wanted:
         frame = request(case.request_bytes)
         answer = first_answer(upstream, frame)
@@ -150,7 +150,7 @@ def run(
             warm_up = min(warm_up, case.requests // 4)
             turns = deque(zip(proxies, loads, strict=True))
             for _ in range(rounds):
-                turns.rotate()  # nobody is always the first
+                turns.rotate()  # so that no proxy is always the first
                 for proxy, load in turns:
                     before = proxy.process.cpu_s()
                     load.run(case.requests)
@@ -164,7 +164,7 @@ def run(
 @click.option("--detail", type=click.Choice(("headers", "topics")), default="headers", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
 def main(rounds: int, detail: str, as_json: bool) -> None:
-    """CPU time of kproxy per exchange before a real Kafka broker, beside HAProxy and nginx."""
+    """CPU time of kproxy, HAProxy and nginx per exchange before a real Kafka broker."""
     results = []
     try:
         with tempfile.TemporaryDirectory(prefix="kproxy-bench-") as name, ExitStack() as stack:
@@ -183,7 +183,7 @@ def main(rounds: int, detail: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps([{"case": result.case.title, "us_per_exchange": result.us} for result in results], indent=2))
     else:
-        show(results, Console(width=max(_LEAST_WIDTH, Console().width)))
+        show(results, Console(width=max(_MIN_WIDTH, Console().width)))
 
 
 def show(results: list[Result], console: Console) -> None:

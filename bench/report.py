@@ -1,4 +1,4 @@
-"""What a run says: a table for people, the same as JSON for machines, and whether every limit was kept."""
+"""The results of a run: a table for people, JSON for programs, and whether every limit was kept."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""`python -m bench.screens`: what `kproxy top` and the page take where there is very much to show.
+"""`python -m bench.screens`: the cost of `kproxy top` and of the page with very many rows to show.
 
-A kproxy with so many connections, topics, clients and groups at once, all of them made here, with some traffic on them
-so that figures move. Told are the bytes and the time of what screens ask, the CPU time of kproxy with and without them,
-how long its loop let bytes wait, and how long the browser was busy at a time. Bounded by the four numbers and SECONDS.
+The bench creates many connections, topics, clients and groups on a kproxy, with some traffic so that figures change. It
+reports bytes and duration of the screens' requests, the CPU time of kproxy with and without them, how long kproxy's
+loop delayed bytes, and how long the browser was busy at a time. The four numbers and SECONDS bound a run.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ from kproxy.protocol.apis import API_VERSIONS, JOIN_GROUP, METADATA, PRODUCE, SY
 
 VERSIONS = {PRODUCE: 9, JOIN_GROUP: 5, SYNC_GROUP: 3, API_VERSIONS: 3}
 SECONDS = 10.0  # of each measurement
-PAIRS = 5  # of measurements with the page that asks, and with the same page paused, in turn
-_FILES_BESIDE = 300
-_AT_ONCE = 100  # connections
-_A_SECOND = 300  # requests, once all is there
-_SHOWN_S = 30.0  # for kproxy top to show connections
-_KNOWN_S = 60.0  # for all groups to be known
+PAIRS = 5  # of measurements with the open page and with the same page paused, in turn
+_OTHER_FILES = 300
+_CONNECTIONS_AT_ONCE = 100
+_REQUESTS_PER_S = 300  # after set-up
+_SHOWN_S = 30.0  # time limit for kproxy top to show connections
+_KNOWN_S = 60.0  # time limit for all groups to be known
 _HOST = "127.0.0.1"
 ASKED = ("/api/live", "/api/connections?limit=200", "/api/connections?limit=2000", "/api/findings", "/metrics")
 
@@ -60,14 +60,14 @@ def produce(topic: int, client: str) -> bytes:
 
 
 def greeting(number: int, clients: int) -> bytes:
-    """What the connection of this number says first."""
+    """The first request of the connection with this number."""
     client = number % clients
     software = {"clientSoftwareName": f"software-{client % 7}", "clientSoftwareVersion": f"{client % 50}.0"}
     return frame(API_VERSIONS, software, f"client-{client:05}")
 
 
 def joins(number: int, client: str) -> list[bytes]:
-    """A group's one member begins."""
+    """The requests by which a group's only member joins."""
     group, member = f"group-{number:05}", f"member-{number:05}"
     join = {"groupId": group, "sessionTimeoutMs": 45_000, "rebalanceTimeoutMs": 60_000, "memberId": member}
     join |= {"groupInstanceId": None, "protocolType": "consumer", "protocols": [{"name": "range", "metadata": b""}]}
@@ -79,23 +79,29 @@ def joins(number: int, client: str) -> list[bytes]:
 
 
 def answer(data: bytes, port: int) -> bytes:
-    """Of a request without its size."""
+    """The response to a request without its size."""
     header, body = codec.decode_request(data)
     key, version = header["requestApiKey"], header["requestApiVersion"]
-    said: dict[str, Any] = {}
+    response: dict[str, Any] = {}
     if key == API_VERSIONS:
         known = {**VERSIONS, METADATA: 12}
-        said = {"apiKeys": [{"apiKey": api, "minVersion": 0, "maxVersion": most} for api, most in known.items()]}
+        response = {"apiKeys": [{"apiKey": api, "minVersion": 0, "maxVersion": most} for api, most in known.items()]}
     elif key == METADATA:
-        said = {"brokers": [{"nodeId": cases.NODE_ID, "host": _HOST, "port": port}]}
+        response = {"brokers": [{"nodeId": cases.NODE_ID, "host": _HOST, "port": port}]}
     elif key == PRODUCE:
         done = [{"index": 0, "errorCode": 0, "baseOffset": 0}]
-        said = {"responses": [{"name": topic["name"], "partitionResponses": done} for topic in body["topicData"]]}
+        response = {"responses": [{"name": topic["name"], "partitionResponses": done} for topic in body["topicData"]]}
     elif key == JOIN_GROUP:
         member = body["memberId"]
         members = [{"memberId": member, "groupInstanceId": None, "metadata": b""}]
-        said = {"generationId": 1, "protocolName": "range", "leader": member, "memberId": member, "members": members}
-    made = codec.encode_response(key, version, {"correlationId": header["correlationId"]}, said)
+        response = {
+            "generationId": 1,
+            "protocolName": "range",
+            "leader": member,
+            "memberId": member,
+            "members": members,
+        }
+    made = codec.encode_response(key, version, {"correlationId": header["correlationId"]}, response)
     return cases.INT32.pack(len(made)) + made
 
 
@@ -116,7 +122,7 @@ class _Serving(asyncio.Protocol):
 
 
 async def serve() -> None:
-    """A broker at a free port, which is printed, for as long as nobody ends it."""
+    """A broker at a free port, which it prints, until the process is ended."""
     port = [0]
     server = await asyncio.get_running_loop().create_server(lambda: _Serving(port), _HOST, 0, backlog=1024)
     port[0] = server.sockets[0].getsockname()[1]
@@ -151,36 +157,36 @@ def read_frames(sock: socket.socket, count: int) -> None:
 
 
 def connect(proxy: Proxy, connections: int, topics: int, clients: int, groups: int) -> list[socket.socket]:
-    """All of them, with all that was said first answered; topics and groups go over the connections in turn."""
+    """Open all connections and wait until their first requests are answered; topics and groups are spread over them."""
     opened: list[socket.socket] = []
     while len(opened) < connections:
-        numbers = range(len(opened), min(len(opened) + _AT_ONCE, connections))
+        numbers = range(len(opened), min(len(opened) + _CONNECTIONS_AT_ONCE, connections))
         more = [socket.create_connection(proxy.address, timeout=30) for _ in numbers]
         for sock, number in zip(more, numbers, strict=True):
             sock.sendall(greeting(number, clients))
         for sock in more:
             read_frames(sock, 1)
         opened += more
-    for start in range(0, max(topics, groups), _AT_ONCE):
-        asked: dict[socket.socket, int] = {}
-        for number in range(start, start + _AT_ONCE):
+    for start in range(0, max(topics, groups), _CONNECTIONS_AT_ONCE):
+        pending: dict[socket.socket, int] = {}
+        for number in range(start, start + _CONNECTIONS_AT_ONCE):
             sock, client = opened[number % connections], f"client-{number % connections % clients:05}"
-            said = [produce(number, client)] if number < topics else []
-            said += joins(number, client) if number < groups else []
-            if said:
-                sock.sendall(b"".join(said))
-                asked[sock] = asked.get(sock, 0) + len(said)
-        for sock, count in asked.items():
+            requests = [produce(number, client)] if number < topics else []
+            requests += joins(number, client) if number < groups else []
+            if requests:
+                sock.sendall(b"".join(requests))
+                pending[sock] = pending.get(sock, 0) + len(requests)
+        for sock, count in pending.items():
             read_frames(sock, count)
     return opened
 
 
 def keep_moving(opened: list[socket.socket], topics: int, clients: int, over: Event) -> None:
-    """Some requests a second, over all connections in turn."""
+    """Send some requests per second, over all connections in turn."""
     number = 0
     while not over.is_set():
         begun = time.monotonic()
-        for _ in range(_A_SECOND // 10):
+        for _ in range(_REQUESTS_PER_S // 10):
             number += 1
             at = number * 37 % len(opened)
             opened[at].sendall(produce(number % topics, f"client-{at % clients:05}"))
@@ -189,7 +195,7 @@ def keep_moving(opened: list[socket.socket], topics: int, clients: int, over: Ev
 
 
 def _until_known(proxy: Proxy, groups: int) -> None:
-    """Groups are followed by a process of its own, which is asked for them later."""
+    """Wait until all groups are shown: a separate process follows them, with a delay."""
     assert proxy.admin is not None
     end_s = time.monotonic() + _KNOWN_S
     while len(json.loads(get(proxy.admin, "/api/live")[1])["groups"]) < min(groups, MAX_ROWS):
@@ -198,7 +204,7 @@ def _until_known(proxy: Proxy, groups: int) -> None:
         time.sleep(0.1)
 
 
-# --- what it takes ---------------------------------------------------------------------------------------------------
+# --- the cost ---------------------------------------------------------------------------------------------------------
 
 
 def cpu_share(proxy: Proxy) -> float:
@@ -208,7 +214,7 @@ def cpu_share(proxy: Proxy) -> float:
 
 
 def asked(proxy: Proxy) -> dict[str, dict[str, float]]:
-    """Bytes, and the longest of five times, of each question."""
+    """Bytes, and the maximum of five durations, of each request of the screens."""
     assert proxy.admin is not None
     found = {}
     for path in ASKED:
@@ -225,7 +231,7 @@ def asked(proxy: Proxy) -> dict[str, dict[str, float]]:
 
 
 def loop_lag_ms(before: str, after: str) -> float | None:
-    """p99 of the time for which bytes waited for kproxy, between two scrapes: the bound of its bucket."""
+    """p99 of kproxy's loop lag between two scrapes: the bound of its bucket, in ms."""
     pattern = re.compile(r'^kproxy_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', re.MULTILINE)
     counts = [dict(pattern.findall(text)) for text in (before, after)]
     added = [(float(bound), float(counts[1][bound]) - float(counts[0].get(bound, 0))) for bound in counts[1]]
@@ -252,12 +258,12 @@ return Object.fromEntries([...document.querySelectorAll("div.table")].map(rows))
 
 
 def in_browser(proxy: Proxy, picture: Path | None) -> dict[str, Any]:
-    """A page that is open: kproxy's CPU time beside that of the page paused, and how long the browser was busy."""
+    """An open page: kproxy's CPU time, the same with the page paused, and how long the browser was busy."""
     from tests.chromium import opened
 
     assert proxy.admin is not None
     with opened(f"http://{processes.text(proxy.admin)}/?range=300", 1440) as browser:
-        time.sleep(5)  # it asks each second, for connections every three
+        time.sleep(5)  # it sends requests each second, for connections every three
         browser.asked(FRAMES)
         with_it, without = [], []
         for _ in range(PAIRS):
@@ -290,7 +296,7 @@ def in_browser(proxy: Proxy, picture: Path | None) -> dict[str, Any]:
 
 
 def in_top(proxy: Proxy) -> dict[str, Any]:
-    """`kproxy top --json` once, and what kproxy takes while one shows connections, its longest table."""
+    """`kproxy top --json` once, and the CPU time of kproxy while one shows connections, its longest table."""
     assert proxy.admin is not None
     begun = time.monotonic()
     command = [processes.KPROXY, "top", processes.text(proxy.admin), "--json", "--interval", "1"]
@@ -332,7 +338,7 @@ def run(
     connections: int, topics: int, clients: int, groups: int, *, browser: bool, picture: Path | None = None
 ) -> dict[str, Any]:
     """All figures by name."""
-    processes.allow_files(2 * connections + _FILES_BESIDE)
+    processes.allow_files(2 * connections + _OTHER_FILES)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
         upstream = stack.enter_context(broker(folder))
@@ -366,13 +372,13 @@ def run(
 @click.option("--topics", type=click.IntRange(1, 100_000), default=10_000, show_default=True)
 @click.option("--clients", type=click.IntRange(1, 50_000), default=3_000, show_default=True)
 @click.option("--groups", type=click.IntRange(0, 50_000), default=3_000, show_default=True)
-@click.option("--no-browser", is_flag=True, help="Leave Chromium out.")
-@click.option("--picture", type=click.Path(path_type=Path), help="A screenshot of the page.")
+@click.option("--no-browser", is_flag=True, help="Skip the measurements in Chromium.")
+@click.option("--picture", type=click.Path(path_type=Path), help="Write a screenshot of the page to this file.")
 @click.option("--broker", "is_broker", is_flag=True, hidden=True)
 def main(
     connections: int, topics: int, clients: int, groups: int, no_browser: bool, picture: Path | None, is_broker: bool
 ) -> None:
-    """What screens take where there is very much to show."""
+    """The cost of `kproxy top` and of the page with very many rows to show."""
     if is_broker:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,11 +1,11 @@
-"""`python -m bench.spark`: what `kproxy spark ingest` costs per exchange, from captures of 1 GB to 10 GB, and per core.
+"""`python -m bench.spark`: the cost of `kproxy spark ingest` per exchange, for captures of 1 GB to 10 GB, and per core.
 
-A session of Spark has a price of its own, which a capture of next to nothing shows; above it an exchange must cost the
-same however large the capture is. It starts as on a machine that is prepared for it (`kproxy spark prepare`). Beside it
-`kproxy convert` reads the same captures. CPU time and memory are those of all processes, as long as they live: the
-driver, its JVM, and Python's workers, of which Spark keeps no account. What is shuffled comes from Spark's event log,
-what is read from the kernel's counts of the workers (not what they map).
-`--captures 100,10000` measures the driver's memory instead, on folders of as many small captures.
+A Spark session has a fixed cost, which a nearly empty capture shows; above it an exchange must cost the same in a
+capture of any size. The session starts as on a prepared machine (`kproxy spark prepare`). `kproxy convert` reads the
+same captures for comparison. CPU time and memory are those of all processes while they live: the driver, its JVM, and
+the Python workers, which Spark does not account for. Shuffled bytes come from Spark's event log, bytes read from the
+kernel's counts of the workers (without mapped files). `--captures 100,10000` measures the driver's memory instead, on
+folders with as many small captures.
 """
 
 import json
@@ -26,51 +26,51 @@ from rich.table import Table
 
 from bench.offline import KINDS, environment, generate, measured
 
-KIND = KINDS[0]  # segments of an Ethernet's size: the most packets per exchange
-START_EXCHANGES = 100  # of the capture that shows what starting costs
-STEEPEST = 1.25  # what an exchange of a larger capture may cost, times that of the smallest
-# What is asked of a large capture (of LARGE_BYTES: of a smaller one Spark's start is the greater part): packets per CPU
-# second, of those of `convert`; the clock's gain by a second core. Of every one: bytes that are read and that are
-# shuffled, of those of the capture; and of many captures the driver's growth.
+KIND = KINDS[0]  # segments of Ethernet's size: the most packets per exchange
+START_EXCHANGES = 100  # in the capture that shows the start-up cost
+MAX_STEEPNESS = 1.25  # cost of an exchange in a larger capture, relative to the smallest
+# Limits for a large capture, of LARGE_BYTES (in a smaller one Spark's start dominates): packets per CPU second relative
+# to `convert`, and the gain in wall time by a second core. Limits for every capture: bytes read and bytes shuffled,
+# relative to the capture; and for many captures the driver's growth.
 LARGE_BYTES = 9 * 10**9
-LEAST_OF_CONVERT, LEAST_SPEEDUP = 0.5, 1.8
-MOST_READ, MOST_SHUFFLED = 1.1, 0.01
-MOST_DRIVER_GROWTH = 1.25
+MIN_OF_CONVERT, MIN_SPEEDUP = 0.5, 1.8
+MAX_READ, MAX_SHUFFLED = 1.1, 0.01
+MAX_DRIVER_GROWTH = 1.25
 _KPROXY = [sys.executable, "-c", "from kproxy.cli import main; main()"]
-_LEAST_WIDTH = 165  # also where the output is no terminal
-POLL_S = 0.2  # a process that ends takes at most so much of its CPU time with it
+_MIN_WIDTH = 165  # even if the output is no terminal
+POLL_S = 0.2  # at most this much CPU time of an ended process is missed
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What one run took."""
+    """The cost of one run."""
 
     master: str
     capture_bytes: int
     exchanges: int
     cpu_s: float
     wall_s: float
-    worker_bytes: int  # of Python's largest worker, without the pages of files that it shares
+    worker_bytes: int  # of the largest Python worker, without pages of files that it shares
     cpu_us: float | None = None  # per exchange, above the start
     wall_us: float | None = None
-    steepness: float | None = None  # cpu_us, times that of the smallest capture
-    read_bytes: int = 0  # by Python's workers
+    steepness: float | None = None  # cpu_us relative to the smallest capture
+    read_bytes: int = 0  # by the Python workers
     shuffle_bytes: int = 0
-    of_convert: float | None = None  # exchanges per CPU second, of those of `convert`, both with their start
-    speedup: float | None = None  # of the clock, above the start, compared with the first master
-    driver_bytes: int = 0  # of the driver's Python
+    of_convert: float | None = None  # exchanges per CPU second relative to `convert`, both with their start
+    speedup: float | None = None  # of wall time above the start, relative to the first master
+    driver_bytes: int = 0  # of the driver's Python process
     jvm_bytes: int = 0
 
     @property
     def faults(self) -> list[str]:
-        """The figures that are not what is asked."""
+        """The figures that miss their limits."""
         is_large = self.capture_bytes >= LARGE_BYTES
         asked = (
-            ("times", self.steepness is None or self.steepness <= STEEPEST),
-            ("of convert", not is_large or self.of_convert is None or self.of_convert >= LEAST_OF_CONVERT),
-            ("speedup", not is_large or self.speedup is None or self.speedup >= LEAST_SPEEDUP),
-            ("read", self.cpu_us is None or self.read_bytes <= MOST_READ * self.capture_bytes),
-            ("shuffled", self.cpu_us is None or self.shuffle_bytes <= MOST_SHUFFLED * self.capture_bytes),
+            ("times", self.steepness is None or self.steepness <= MAX_STEEPNESS),
+            ("of convert", not is_large or self.of_convert is None or self.of_convert >= MIN_OF_CONVERT),
+            ("speedup", not is_large or self.speedup is None or self.speedup >= MIN_SPEEDUP),
+            ("read", self.cpu_us is None or self.read_bytes <= MAX_READ * self.capture_bytes),
+            ("shuffled", self.cpu_us is None or self.shuffle_bytes <= MAX_SHUFFLED * self.capture_bytes),
         )
         return [name for name, is_kept in asked if not is_kept]
 
@@ -81,11 +81,11 @@ class Cost:
 
 @dataclass
 class _Processes:
-    """What a process and its descendants have used, also those that are gone."""
+    """The resources used by a process and its descendants, including ended ones."""
 
     root: psutil.Process
-    cpu_s: dict[tuple[int, float], float] = field(default_factory=dict)  # by pid and time of start
-    read_bytes: dict[tuple[int, float], int] = field(default_factory=dict)  # of Python's workers
+    cpu_s: dict[tuple[int, float], float] = field(default_factory=dict)  # by pid and start time
+    read_bytes: dict[tuple[int, float], int] = field(default_factory=dict)  # of the Python workers
     worker_bytes: int = 0
     driver_bytes: int = 0
     jvm_bytes: int = 0
@@ -100,7 +100,7 @@ class _Processes:
                     if name.startswith("python") and process != self.root:
                         self.worker_bytes = max(self.worker_bytes, memory.rss - memory.shared)
                         self.read_bytes[key] = process.io_counters().read_chars
-            except psutil.Error:  # it ended just now
+            except psutil.Error:  # it has just ended
                 continue
             if process == self.root:
                 self.driver_bytes = max(self.driver_bytes, memory.rss)
@@ -115,23 +115,23 @@ class _Processes:
 
 
 def prepare(folder: str) -> None:
-    """Have what starts from here find Spark's classes in a folder."""
+    """Prepare Spark's class archive in a folder, for all processes started from here."""
     os.environ["XDG_CACHE_HOME"] = folder
     subprocess.run([*_KPROXY, "spark", "prepare"], check=True, stdout=subprocess.DEVNULL)
 
 
 def ingest(path: Path, exchanges: int, master: str, out: Path) -> Cost:
-    """Run the command once. Its rows are counted, so that work left undone is not taken for speed."""
+    """Run the command once. Its rows are counted, so that missing work does not look like speed."""
     events = out.with_name("events")
     events.mkdir()
     log = {"enabled": "true", "dir": events.as_uri(), "compress": "false", "rolling.enabled": "false"}
     conf = [word for name, value in log.items() for word in ("--conf", f"spark.eventLog.{name}={value}")]
-    with TemporaryFile("w+") as said:
+    with TemporaryFile("w+") as errors:
         start = time.monotonic()
         process = subprocess.Popen(
             [*_KPROXY, "spark", "ingest", str(path), "--out", str(out), "--master", master, *conf],
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=errors,
             env=environment(out.with_name("bytecode")),
         )
         used = _Processes(psutil.Process(process.pid))
@@ -140,9 +140,9 @@ def ingest(path: Path, exchanges: int, master: str, out: Path) -> Cost:
             time.sleep(POLL_S)
         wall_s = time.monotonic() - start
         if process.returncode:
-            said.seek(0)
+            errors.seek(0)
             raise click.ClickException(
-                f"ingest on {master} ended with status {process.returncode}: {said.read().strip()[-1000:]}"
+                f"ingest on {master} ended with status {process.returncode}: {errors.read().strip()[-1000:]}"
             )
     rows = json.loads((out / "_kproxy.json").read_text())["rows"]["exchanges"]
     if rows != exchanges:
@@ -166,7 +166,7 @@ def ingest(path: Path, exchanges: int, master: str, out: Path) -> Cost:
 
 
 def _shuffled(log: Path) -> int:
-    """The bytes that tasks wrote to be read by others, as an event log of Spark says."""
+    """The bytes that tasks wrote for other tasks, by Spark's event log."""
     found = 0
     with log.open() as lines:
         for line in lines:
@@ -185,7 +185,7 @@ def converted(path: Path, out: Path) -> float:
 
 
 def run(sizes: list[float], masters: list[str], folder: Path, *, connections: int = KIND.connections) -> Iterator[Cost]:
-    """Every size, from the smallest, on every master; a capture lives only as long as it is needed."""
+    """Run every size, from the smallest, on every master; a capture exists only while it is needed."""
     path = folder / "bench.pcap"
     kind = replace(KIND, connections=connections)
     starts: dict[str, Cost] = {}
@@ -197,7 +197,7 @@ def run(sizes: list[float], masters: list[str], folder: Path, *, connections: in
             generate(kind, file, exchanges)
         per_gb = per_gb or 1e9 * exchanges / path.stat().st_size
         if not size:
-            ingest(path, exchanges, masters[0], folder / "tables")  # not counted: Spark is read from the disk
+            ingest(path, exchanges, masters[0], folder / "tables")  # not counted: it loads Spark from the disk
         convert_s = converted(path, folder / "converted") if size else 0.0
         first_us = 0.0
         for master in masters:
@@ -223,7 +223,7 @@ def run(sizes: list[float], masters: list[str], folder: Path, *, connections: in
 
 
 def many(counts: list[int], master: str, folder: Path) -> Iterator[Cost]:
-    """Folders of as many small captures: links to one."""
+    """Folders with as many small captures: links to one."""
     smallest = folder / "smallest.pcap"
     with smallest.open("wb") as file:
         generate(KIND, file, 1)
@@ -238,15 +238,22 @@ def many(counts: list[int], master: str, folder: Path) -> Iterator[Cost]:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--gb", default="1", show_default=True, metavar="SIZE,...", help="Sizes of the captures.")
-@click.option("--masters", default="local[1] local[2]", show_default=True, metavar="URL ...", help="Of Spark.")
-@click.option("--connections", default=KIND.connections, show_default=True, help="Of each capture; 1: an elephant.")
-@click.option("--captures", metavar="COUNT,...", help="Instead: the driver's memory with as many small captures.")
-@click.option("--dir", "place", type=click.Path(file_okay=False, exists=True), help="Where captures and tables go.")
+@click.option("--masters", default="local[1] local[2]", show_default=True, metavar="URL ...", help="Spark masters.")
+@click.option(
+    "--connections",
+    default=KIND.connections,
+    show_default=True,
+    help="Connections of each capture; 1: a single large one.",
+)
+@click.option(
+    "--captures", metavar="COUNT,...", help="Measure the driver's memory with that many small captures instead."
+)
+@click.option("--dir", "place", type=click.Path(file_okay=False, exists=True), help="Folder for captures and tables.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
 def main(gb: str, masters: str, connections: int, captures: str | None, place: str | None, as_json: bool) -> None:
-    """What `kproxy spark ingest` costs per exchange, and beside `kproxy convert`; status 1 if a limit is not kept.
+    """The cost of `kproxy spark ingest` per exchange, compared with `kproxy convert`; status 1 if a limit is exceeded.
 
-    One is that an exchange costs the same in a large capture: --gb 1,3,10.
+    One limit: an exchange costs the same in a large capture: --gb 1,3,10.
     """
     try:
         sizes = [float(size) for size in gb.split(",")]
@@ -263,14 +270,14 @@ def main(gb: str, masters: str, connections: int, captures: str | None, place: s
         ):
             costs.append(cost)
             print(f"{cost.master}, {cost.capture_bytes / 1e9:.1f} GB: {cost.wall_s:.0f} s", file=sys.stderr)
-    console = Console(width=max(_LEAST_WIDTH, Console().width))
+    console = Console(width=max(_MIN_WIDTH, Console().width))
     if as_json:
         print(json.dumps([asdict(cost) for cost in costs], indent=2))
     elif counts:
         show_many(costs, console)
     else:
         show(costs, console)
-    grown = bool(counts) and costs[-1].driver_bytes > MOST_DRIVER_GROWTH * costs[0].driver_bytes
+    grown = bool(counts) and costs[-1].driver_bytes > MAX_DRIVER_GROWTH * costs[0].driver_bytes
     sys.exit(1 if grown or not all(cost.passed for cost in costs) else 0)
 
 

@@ -1,13 +1,13 @@
-"""`python -m bench.tls`: what TLS towards clients costs, beside HAProxy that terminates the same TLS.
+"""`python -m bench.tls`: the cost of TLS towards clients, compared with HAProxy that terminates the same TLS.
 
-Three parts. `cpu`: CPU time per request and per GB, by rounds that alternate between the two, as in `measure`.
-`idle`: memory with 10,000 connections that say nothing, and the latency of 1,000 that ask, without and with those.
-`flood`: the latency of clients that ask, without and with clients that do nothing but shake hands as fast as they can.
+It has three parts. `cpu`: CPU time per request and per GB, in rounds that alternate between the two, as in `measure`.
+`idle`: memory with 10,000 idle connections, and the latency of 1,000 active ones, without and with the idle ones.
+`flood`: the latency of active clients, without and with clients that only perform TLS handshakes, as fast as they can.
 
-A proxy has two files for each connection. Where a process may not have so many, `idle` is done with as many workers as
-it takes, and with as many HAProxys on one port.
+A proxy needs two file descriptors per connection. If a process may not have that many, `idle` uses as many workers as
+necessary, and as many HAProxy processes on one port.
 
-The load is paced: Python, on another core than the proxies. Of TLS 1.3 all speak TLS_AES_256_GCM_SHA384.
+The load is paced: Python, on another core than the proxies. With TLS 1.3 all use TLS_AES_256_GCM_SHA384.
 """
 
 import json
@@ -40,15 +40,16 @@ from kproxy.proxy.sockets.sockets import READ_BYTES
 from kproxy.proxy.tls.tls_socket import TlsSocket
 from tests.certificates import Authority, Certificate
 
-# Of HAProxy's CPU time, by implementation and case. Pipelined requests share TLS records: less of their cost is TLS.
+# CPU time relative to HAProxy's, by implementation and case. Pipelined requests share TLS records, so TLS is a smaller
+# part of their cost.
 LIMITS = {
     "python": {"small": 1.5, "pipelined": 2.2, "produce": 1.0, "fetch": 1.0},
     "native": {"small": 1.2, "pipelined": 1.4, "produce": 1.0, "fetch": 1.0},
 }
 CASES = tuple(LIMITS["python"])
 _WAIT_S = 20.0
-_FILES_BESIDE = 1200  # what kproxy sets aside for ports, names and operators
-_FLOODS = 2  # processes that shake hands
+_OTHER_FILES = 1200  # kproxy's reserve for ports, names and operators
+_FLOODS = 2  # processes that perform handshakes
 _HAPROXY = """\
 global
     nbthread 1
@@ -85,7 +86,7 @@ class TlsLoad(Load):
         super().__init__(*load)
 
     def _connect(self, address: tuple[str, int]) -> socket.socket:
-        return shaken(super()._connect(address), self._context, self._shared)
+        return handshaken(super()._connect(address), self._context, self._shared)
 
     def _receive(self, connection: Any, compare: bool) -> int:
         try:
@@ -94,8 +95,8 @@ class TlsLoad(Load):
             return 0
 
 
-def shaken(raw: socket.socket, context: ssl.SSLContext, buffer: memoryview) -> TlsSocket:
-    """A connection after its handshake."""
+def handshaken(raw: socket.socket, context: ssl.SSLContext, buffer: memoryview) -> TlsSocket:
+    """A connection after its TLS handshake."""
     sock = TlsSocket(raw, context, buffer, server_side=False, server_name="localhost")
     while not sock.step():
         sock.flush()
@@ -105,8 +106,8 @@ def shaken(raw: socket.socket, context: ssl.SSLContext, buffer: memoryview) -> T
     return sock
 
 
-class Several(Process):
-    """Processes that do one thing together: the first, which runs already, and others."""
+class ProcessGroup(Process):
+    """ProcessGroup processes that act as one: the first, which already runs, and others."""
 
     def __init__(self, first: Process, others: list[Process]) -> None:
         self._all = [first, *others]
@@ -119,7 +120,7 @@ class Several(Process):
 def proxies(
     folder: Path, upstream: processes.Address, made: Certificate, core: int | None, workers: int = 1
 ) -> Iterator[list[Proxy]]:
-    """HAProxy and kproxy, with the same certificate before the same broker, each of so many processes that relay."""
+    """HAProxy and kproxy with the same certificate before the same broker, each with `workers` relaying processes."""
     folder.mkdir()
     listens = [("127.0.0.1", processes.free_port()) for _ in range(2)]
     whole = folder / "whole.pem"
@@ -158,7 +159,7 @@ def proxies(
             "is not ready",
             lambda: processes.is_open(admin) and processes.get(admin, "/ready")[0] == 200,
         )
-        # Whoever binds the port as well shares its clients: HAProxy sets SO_REUSEPORT.
+        # Processes that bind the same port share its clients: HAProxy sets SO_REUSEPORT.
         more = [
             others.enter_context(processes.running(f"haproxy-{number}", command, folder, core))
             for number in range(2, workers + 1)
@@ -166,7 +167,7 @@ def proxies(
         for one in more:
             processes.until(one, "does not listen", lambda: _listens(one))  # noqa: B023
         yield [
-            Proxy("haproxy", Several(first, more) if more else first, listens[0]),
+            Proxy("haproxy", ProcessGroup(first, more) if more else first, listens[0]),
             Proxy("kproxy", second, ("127.0.0.1", base + cases.NODE_ID), admin),
         ]
 
@@ -180,7 +181,7 @@ def _listens(process: Process) -> bool:
 def cpu(
     stage: list[Proxy], context: ssl.SSLContext, upstream: processes.Address, rounds: int, names: Collection[str]
 ) -> list[dict[str, Any]]:
-    """For each of the named cases the least CPU time of either, and their ratio."""
+    """The minimum CPU time of both proxies for each named case, and their ratio."""
     limits = LIMITS["python" if native() is None else "native"]
     found = []
     for case in (case for case in cases.CASES if case.name in names):
@@ -220,8 +221,9 @@ def cpu(
     return found
 
 
-class Askers:
-    """Connections that ask for little, one after the other at a steady rate; it notes how long each answer took."""
+class ActiveClients:
+    """Connections that send small requests one after the other at a steady rate, and record the latency of each
+    response."""
 
     def __init__(self, address: processes.Address, context: ssl.SSLContext | None, count: int) -> None:
         self._buffer = memoryview(bytearray(READ_BYTES))
@@ -234,7 +236,7 @@ class Askers:
             self._epoll.register(sock, select.EPOLLIN)
 
     def ask(self, rate: int, seconds: float) -> dict[str, float]:
-        """Milliseconds: the median, and the 99th and 99.9th of a hundred and a thousand answers."""
+        """Latency in milliseconds: the median, and the 99th and 99.9th percentile."""
         sent: dict[int, float] = {}
         took: list[float] = []
         start = time.perf_counter()
@@ -247,7 +249,7 @@ class Askers:
                 sock = self.socks[number % len(self.socks)]
                 number += 1
                 due += 1 / rate
-                if sock.fileno() not in sent:  # else it still waits: this one is not asked twice
+                if sock.fileno() not in sent:  # skip a connection whose request is pending
                     sent[sock.fileno()] = now
                     sock.send(self._frame)
             for fd, _ in self._epoll.poll(max(0.0, min(due - time.perf_counter(), 0.01))):
@@ -273,12 +275,12 @@ _SOFTWARE = {"clientSoftwareName": "bench", "clientSoftwareVersion": "1"}
 
 
 def connected(address: processes.Address, context: ssl.SSLContext | None, buffer: memoryview) -> socket.socket:
-    """A connection through which one request went, so that it has all that it keeps."""
+    """A connection that has carried one request, so that it holds all its state."""
     sock: socket.socket = socket.create_connection(address, timeout=_WAIT_S)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setblocking(False)
     if context is not None:
-        sock = shaken(sock, context, buffer)
+        sock = handshaken(sock, context, buffer)
     sock.send(cases.request_frame(API_VERSIONS, 3, _SOFTWARE))
     view = memoryview(bytearray(1 << 16))
     while True:
@@ -292,23 +294,23 @@ def connected(address: processes.Address, context: ssl.SSLContext | None, buffer
 
 
 def _readable(sock: socket.socket) -> bool:
-    """Wait for bytes; whether there are any."""
+    """Wait for bytes; returns whether there are any."""
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(_WAIT_S * 1000))
 
 
 def idle(proxy: Proxy, context: ssl.SSLContext, count: int, active: int, seconds: float) -> dict[str, float]:
-    """Memory and latency with `count` idle connections and `active` that ask once a second each."""
+    """Memory and latency with `count` idle connections and `active` others that send one request a second each."""
     before = proxy.process.pss_bytes()
     buffer = memoryview(bytearray(READ_BYTES))
-    askers = Askers(proxy.address, context, active)
-    alone = askers.ask(active, seconds)
+    active_clients = ActiveClients(proxy.address, context, active)
+    alone = active_clients.ask(active, seconds)
     opened = [connected(proxy.address, context, buffer) for _ in range(count)]
     time.sleep(1)
     each = (proxy.process.pss_bytes() - before) / (count + active)
-    found = askers.ask(active, seconds)
-    askers.close()
+    found = active_clients.ask(active, seconds)
+    active_clients.close()
     for sock in opened:
         sock.close()
     return {
@@ -321,8 +323,8 @@ def idle(proxy: Proxy, context: ssl.SSLContext, count: int, active: int, seconds
 
 def flood(proxy: Proxy, context: ssl.SSLContext, ca: Path, seconds: float) -> dict[str, float]:
     """The latency of 100 clients, without and with a flood of handshakes."""
-    askers = Askers(proxy.address, context, 100)
-    alone = askers.ask(1000, seconds)
+    active_clients = ActiveClients(proxy.address, context, 100)
+    alone = active_clients.ask(1000, seconds)
     command = [sys.executable, "-m", "bench.tls", "shake", str(proxy.address[1]), str(ca)]
     floods = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(_FLOODS)]
     try:
@@ -331,7 +333,7 @@ def flood(proxy: Proxy, context: ssl.SSLContext, ca: Path, seconds: float) -> di
             each.stdout.readline()
         start = time.perf_counter()
         before = proxy.process.cpu_s()
-        found = askers.ask(1000, seconds)
+        found = active_clients.ask(1000, seconds)
         took = time.perf_counter() - start
         busy = (proxy.process.cpu_s() - before) / took
     finally:
@@ -343,7 +345,7 @@ def flood(proxy: Proxy, context: ssl.SSLContext, ca: Path, seconds: float) -> di
         lines = each.stdout.read().split()
         each.wait()
         made += int(lines[-1]) if lines else 0
-    askers.close()
+    active_clients.close()
     return {
         "handshakes_per_s": made / took,
         "cores_busy": busy,
@@ -353,37 +355,40 @@ def flood(proxy: Proxy, context: ssl.SSLContext, ca: Path, seconds: float) -> di
 
 
 def shake(port: int, ca: Path) -> None:
-    """Shake hands until SIGTERM, one after the other; prints a line first, and how many it were about every second."""
+    """Perform handshakes until SIGTERM, one after the other; prints a line first, then about every second their
+    number."""
     context = ssl.create_default_context(cafile=str(ca))
     buffer = memoryview(bytearray(READ_BYTES))
     print(0, flush=True)
-    count, said = 0, time.monotonic()
+    count, printed_s = 0, time.monotonic()
     while True:
         try:
             raw = socket.create_connection(("127.0.0.1", port), timeout=_WAIT_S)
             raw.setblocking(False)
-            shaken(raw, context, buffer).close()
+            handshaken(raw, context, buffer).close()
             count += 1
         except (OSError, BenchError):
             time.sleep(0.01)
-        if time.monotonic() - said > 0.2:
-            said = time.monotonic()
+        if time.monotonic() - printed_s > 0.2:
+            printed_s = time.monotonic()
             print(count, flush=True)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("parts", nargs=-1)
 @click.option("--rounds", type=click.IntRange(1, 100), default=5, show_default=True)
-@click.option("--cases", "names", metavar="NAME,...", default=",".join(CASES), show_default=True, help="Of `cpu`.")
+@click.option(
+    "--cases", "names", metavar="NAME,...", default=",".join(CASES), show_default=True, help="Cases of `cpu`."
+)
 @click.option("--connections", type=click.IntRange(1, 10_000), default=10_000, show_default=True)
 @click.option("--active", type=click.IntRange(1, 5000), default=1000, show_default=True)
 @click.option("--seconds", type=click.FloatRange(0.1, 60), default=5.0, show_default=True)
 @click.option(
     "--workers",
     type=click.IntRange(1, 16),
-    help="Processes of each proxy, for `idle`. Default: as many as the limit of open files asks for.",
+    help="Processes of each proxy for `idle`. Default: as many as the limit of open files requires.",
 )
-@click.option("--rsa", is_flag=True, help="An RSA key of 2048 bits in place of ECDSA P-256.")
+@click.option("--rsa", is_flag=True, help="Use an RSA key of 2048 bits instead of ECDSA P-256.")
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of tables.")
 def main(
     parts: tuple[str, ...],
@@ -396,7 +401,7 @@ def main(
     rsa: bool,
     as_json: bool,
 ) -> None:
-    """PARTS: cpu, idle, flood; all without any."""
+    """PARTS: cpu, idle, flood; default: all of them."""
     if parts[:1] == ("shake",):
         shake(int(parts[1]), Path(parts[2]))
     wanted = parts or ("cpu", "idle", "flood")
@@ -405,10 +410,10 @@ def main(
     found: dict[str, Any] = {}
     cores = sorted(os.sched_getaffinity(0))
     own, other = (cores[0], cores[1]) if len(cores) > 1 else (None, None)
-    # A proxy has two files for each connection; the clients and the broker, which are one process each, have one.
+    # A proxy has two file descriptors per connection; the clients and the broker, one process each, have one.
     total = connections + active
     workers = workers or -(-2 * total // _most_files(total))
-    processes.allow_files(max(total, 2 * total // workers) + _FILES_BESIDE if "idle" in wanted else 4096)
+    processes.allow_files(max(total, 2 * total // workers) + _OTHER_FILES if "idle" in wanted else 4096)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kproxy-bench-")))
         authority = Authority(folder / "ca", rsa=rsa)
@@ -424,8 +429,8 @@ def main(
         if "idle" in wanted:
             with proxies(folder / "idle", upstream, made, own, workers) as stage, processes.pinned(other):
                 found["idle"] = {proxy.name: idle(proxy, context, connections, active, seconds) for proxy in stage}
-                for told in found["idle"].values():
-                    told["processes"] = workers
+                for values in found["idle"].values():
+                    values["processes"] = workers
     if as_json:
         print(json.dumps(found, indent=2))
     else:
@@ -434,9 +439,10 @@ def main(
 
 
 def _most_files(wanted: int) -> int:
-    """How many files a process may have for connections; `wanted` is enough where there is no limit."""
+    """How many file descriptors a process may have for connections; enough for `wanted` connections if there is no
+    limit."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return 2 * wanted if hard == resource.RLIM_INFINITY else max(1, hard - _FILES_BESIDE)
+    return 2 * wanted if hard == resource.RLIM_INFINITY else max(1, hard - _OTHER_FILES)
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
@@ -449,8 +455,8 @@ def _show(found: dict[str, Any], console: Console) -> None:
         console.print(table)
     for part in ("idle", "flood"):
         for name, values in found.get(part, {}).items():
-            told = ", ".join(f"{key} {value:,.2f}" for key, value in values.items())
-            console.print(f"{part}: {name}: {told}")
+            text = ", ".join(f"{key} {value:,.2f}" for key, value in values.items())
+            console.print(f"{part}: {name}: {text}")
 
 
 if __name__ == "__main__":

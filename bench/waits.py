@@ -1,10 +1,10 @@
-"""`python -m bench.waits`: how long a healthy client waits at most while others attack the same kproxy.
+"""`python -m bench.waits`: the longest wait of a healthy client while others attack the same kproxy.
 
-One kproxy with a listener of each kind: plain, `detail = "topics"`, a policy of 200 rules, logins, TLS, ZooKeeper, and
-the admin port. For each attack of `bench.attacks`, a healthy client of another listener sends a Produce of 1 kB every
-two milliseconds, and a second one, the control, does so past kproxy: what it waits is what the busy machine costs. The
-first may wait LIMIT_MS longer than that. Attackers and the broker behind them have a core of their own, as on other
-machines; kproxy and the healthy clients share another one. Run it where nothing else does.
+One kproxy has a listener of each kind: plain, `detail = "topics"`, a policy of 200 rules, logins, TLS, ZooKeeper, and
+the admin port. During each attack of `bench.attacks`, a healthy client of another listener sends a Produce of 1 kB
+every two milliseconds, and so does a second client, the control, that bypasses kproxy: its wait is the cost of the busy
+machine. The first may wait LIMIT_MS longer. Attackers and the broker behind them have a core of their own, as on other
+machines; kproxy and the healthy clients share another one. Run it on an idle machine.
 """
 
 import json
@@ -34,7 +34,7 @@ from tests.ports import free_ports
 
 LIMIT_MS = 50.0
 _OURS, _THEIRS = (0, 1) if (os.cpu_count() or 1) > 1 else (None, None)  # cores
-_LEAD_S = 0.5  # the healthy clients run before an attack begins, and after it ends
+_LEAD_S = 0.5  # the healthy clients run that long before and after an attack
 _PAUSE_S = 0.002
 _HOST = "127.0.0.1"
 _CONFIG = """\
@@ -58,12 +58,12 @@ bootstrap = ["{broker}"]
 
 """
 _RULES = 200
-_KINDS = ("plain", "topics", "policy", "login", "tls")  # of listeners that are attacked
+_KINDS = ("plain", "topics", "policy", "login", "tls")  # kinds of attacked listeners
 
 
 @dataclass(frozen=True)
 class Waits:
-    """What two clients waited, in ms, beside one attack; `rss_mb`: of kproxy, at its end."""
+    """The waits of two clients during one attack, in ms; rss_mb: kproxy's at the end."""
 
     attack: str
     requests: int
@@ -85,7 +85,7 @@ class Attacked:
     process: Process
     listeners: dict[str, Address]
     healthy: Address
-    past: Address  # the healthy client's broker
+    control: Address  # the healthy client's broker
 
 
 def _settings(kind: str, folder: Path) -> str:
@@ -113,7 +113,7 @@ def _settings(kind: str, folder: Path) -> str:
 
 @contextmanager
 def attacked(folder: Path) -> Iterator[Attacked]:
-    """Both brokers and kproxy. Raises BenchError where one does not start."""
+    """Both brokers and kproxy. Raises BenchError if one does not start."""
     with ExitStack() as stack:
         broker = stack.enter_context(processes.broker(folder, _OURS))
         command = [sys.executable, "-m", "bench.attacks", "broker"]
@@ -127,7 +127,7 @@ def attacked(folder: Path) -> Iterator[Attacked]:
         other = f"{_HOST}:{int(line)}"
         ports = {
             kind: free_ports(2, _HOST) for kind in (*_KINDS, "admin", "zookeeper", "healthy")
-        }  # its own, and the one behind it for its broker
+        }  # its own port, and the following one for its broker
         text = _CONFIG.format(**ports, broker=processes.text(broker), registry=other)
         for kind in _KINDS:
             text += _ATTACKED.format(name=kind, port=ports[kind], broker=other, settings=_settings(kind, folder))
@@ -144,9 +144,9 @@ def attacked(folder: Path) -> Iterator[Attacked]:
 
 
 def measure(kproxy: Attacked, name: str, seconds: float, rounds: int = 1) -> Waits:
-    """Run one attack some times: the medians of all. Raises BenchError where a healthy client fails.
+    """Run one attack `rounds` times: the medians of all rounds. Raises BenchError if a healthy client fails.
 
-    On some runs the machine itself has both clients wait for long.
+    In some rounds the machine itself makes both clients wait for long.
     """
     each = [_measure_once(kproxy, name, seconds) for _ in range(rounds)]
     middle = {
@@ -159,21 +159,21 @@ def measure(kproxy: Attacked, name: str, seconds: float, rounds: int = 1) -> Wai
 def _measure_once(kproxy: Attacked, name: str, seconds: float) -> Waits:
     attack = ATTACKS[name]
     lasts = seconds + 2 * _LEAD_S
-    clients = [_client(address, lasts) for address in (kproxy.healthy, kproxy.past)]
+    clients = [_client(address, lasts) for address in (kproxy.healthy, kproxy.control)]
     for client in clients:
         _has_begun(client)
     time.sleep(_LEAD_S)
     command = [sys.executable, "-m", "bench.attacks", "attack", name, processes.text(kproxy.listeners[attack.listener])]
     with processes.pinned(_THEIRS):
         sent = subprocess.run([*command, str(seconds)], stdout=subprocess.PIPE, check=True, timeout=60 + seconds).stdout
-    through, past = (_result(client) for client in clients)
+    through, control = (_result(client) for client in clients)
     kproxy.process.check()
     return Waits(
         name,
         len(through),
         through[len(through) // 2] * 1e3,
         through[-1] * 1e3,
-        past[-1] * 1e3,
+        control[-1] * 1e3,
         int(sent) / 1e6,
         kproxy.process.rss_bytes() / 1e6,
     )
@@ -186,13 +186,13 @@ def _client(address: Address, seconds: float) -> subprocess.Popen[str]:
 
 
 def _has_begun(client: subprocess.Popen[str]) -> None:
-    """Its first answer is there. Python itself takes longer to start than some attacks to connect."""
+    """Wait for the client's first response. Python takes longer to start than some attacks need to connect."""
     assert client.stdout is not None
     client.stdout.readline()
 
 
 def _result(client: subprocess.Popen[str]) -> list[float]:
-    """Seconds of each request, sorted."""
+    """The seconds of each request, sorted."""
     out, _ = client.communicate()
     if client.returncode or not out.strip():
         raise BenchError("a healthy client failed: its lines are above")
@@ -200,7 +200,7 @@ def _result(client: subprocess.Popen[str]) -> list[float]:
 
 
 def healthy_client(address: Address, seconds: float) -> list[float]:
-    """Seconds that each Produce of 1 kB took, one at a time, on one connection."""
+    """The seconds that each Produce of 1 kB took, one at a time, on one connection."""
     case = next(case for case in cases.CASES if case.name == "pipelined")
     request = cases.request(case, 9)
     found = []
@@ -237,17 +237,21 @@ def show(waits: list[Waits], console: Console) -> None:
             f"{each.rss_mb:,.0f}",
         )
     console.print(table)
-    console.print(f"A client may wait {LIMIT_MS:g} ms longer than one that goes past kproxy.")
+    console.print(f"A client may wait {LIMIT_MS:g} ms longer than one that bypasses kproxy.")
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--attacks", "names", metavar="NAME,...", default=",".join(ATTACKS), show_default=True)
-@click.option("--seconds", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Of each attack.")
-@click.option("--rounds", type=click.IntRange(1, 99), default=3, show_default=True, help="Medians of so many.")
+@click.option(
+    "--seconds", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="Duration of each attack."
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, 99), default=3, show_default=True, help="Rounds per attack; medians count."
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
 @click.option("--client", metavar="HOST:PORT", hidden=True, help="Be the healthy client of one attack.")
 def main(names: str, seconds: float, rounds: int, as_json: bool, client: str | None) -> None:
-    """How long a healthy client waits at most while others attack the same kproxy; status 1 if too long."""
+    """The longest wait of a healthy client while others attack the same kproxy; status 1 if it is too long."""
     if client is not None:
         host, _, port = client.rpartition(":")
         print(json.dumps(healthy_client((host, int(port)), seconds)))

@@ -1,8 +1,9 @@
-"""`python -m bench.workers`: what an answer costs with several workers, beside one, and how evenly they share the load.
+"""`python -m bench.workers`: the cost of a response with several workers, compared with one process, and the balance of
+the workers.
 
-On a machine with cores to spare the throughput says how much more N workers carry. Where load and broker share the
-cores with kproxy it cannot; then CPU time per answer does: workers that cost no more per answer than one process carry
-N times as much on N cores. Both are told.
+On a machine with spare cores the throughput shows how much more N workers carry. Where load and broker share the cores
+with kproxy it cannot; CPU time per response does: workers that cost no more per response than one process carry N times
+as much on N cores. Both are reported.
 """
 
 import json
@@ -20,11 +21,11 @@ from bench import cases, processes
 from bench.load import SaturatingLoad
 
 _WORKER_CPU = re.compile(r"^kproxy_worker_cpu_seconds_total\S* (\S+)", re.MULTILINE)
-LEAST = 0.9  # of one process's answers per CPU second: 1.8 times as much on twice the cores
+MIN_RATIO = 0.9  # of one process's responses per CPU second: 1.8 times as much on twice the cores
 
 
 def cpu_of(pid: int) -> float:
-    """CPU seconds of a process and all that it has forked."""
+    """CPU seconds of a process and all processes that it forked."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return time.clock_gettime((~pid << 3) | 2) + sum(cpu_of(int(child)) for child in children)
 
@@ -35,7 +36,7 @@ def cpu_of(pid: int) -> float:
 @click.option("--cases", "names", metavar="NAME,...", default="small,pipelined,produce", show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of the table.")
 def main(workers: int, rounds: int, names: str, as_json: bool) -> None:
-    """Answers per CPU second and per second, of one process and of several workers, under a saturating load."""
+    """Responses per CPU second and per second, of one process and of several workers, under a saturating load."""
     found = []
     for case in [case for case in cases.CASES if case.name in names.split(",")]:
         with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
@@ -86,7 +87,7 @@ def main(workers: int, rounds: int, names: str, as_json: bool) -> None:
             f"{each['answers_per_s'][1]:8,.0f}, {each['answers_per_s'][workers]:8,.0f}; "
             f"busiest worker {each['busiest_worker_of_mean']:.2f} of the mean"
         )
-    sys.exit(0 if all(each["per_cpu_s_beside_one"] >= LEAST for each in found) else 1)
+    sys.exit(0 if all(each["per_cpu_s_beside_one"] >= MIN_RATIO for each in found) else 1)
 
 
 if __name__ == "__main__":
