@@ -1,8 +1,8 @@
-"""Dialogues of Kafka connections that are mostly usual, as a Hypothesis strategy.
+"""Dialogues of mostly usual Kafka connections, as a Hypothesis strategy.
 
-A dialogue is a list of stretches: many exchanges of one kind that look alike, then at most one oddity. What reads
-connections by column takes most of such a dialogue, and must go on behind each oddity. `Share` counts how much it took,
-so that a property can assert that it was about the columns at all.
+A dialogue is a list of stretches: many similar exchanges of one kind, then at most one unusual exchange. Readers by
+column convert most of such a dialogue, and must continue after each unusual exchange. `Share` counts how much they
+converted, so that a property can assert that the columns were used at all.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ Body = dict[str, Any]
 
 @dataclass
 class Share:
-    """How many exchanges of how many went by column."""
+    """How many exchanges out of all were converted by column."""
 
     by_column: int = 0
     all: int = 0
@@ -82,7 +82,7 @@ def _committed(number: int) -> Body:
     return {"groupId": "g", "memberId": "m", "topics": [{"name": "orders", "partitions": partitions}]}
 
 
-# (API key, version, request body, response body) of exchanges that columns take
+# (API key, version, request body, response body) of exchanges that are converted by column
 USUAL: tuple[tuple[int, int, Callable[[int], Body], Callable[[int], Body]], ...] = (
     (PRODUCE, 9, _produced, _stored),
     (PRODUCE, 3, _produced, _stored),
@@ -98,9 +98,9 @@ USUAL: tuple[tuple[int, int, Callable[[int], Body], Callable[[int], Body]], ...]
 )
 ODDITIES = (
     "nothing",
-    "another group",  # a request that begins otherwise than those before it
+    "another group",  # a request that begins differently from the previous ones
     "another api",
-    "large answer",  # with bytes behind what its body says
+    "large answer",  # with bytes after the end of its body
     "cut records",
     "no answer expected",
     "answer to nobody",
@@ -131,21 +131,21 @@ def stretches(most: int) -> st.SearchStrategy[list[Stretch]]:
 
 def frames(dialogue: list[Stretch]) -> list[Frame]:
     """The frames of both sides, in the order in which they are sent."""
-    said: list[Frame] = []
+    sent: list[Frame] = []
     number = 0
     for stretch in dialogue:
         key, version, ask, answer = USUAL[stretch.kind]
         waiting: deque[bytes] = deque()
         for _ in range(stretch.count):
-            said.append((CLIENT, request(key, version, number, ask(number))))
+            sent.append((CLIENT, request(key, version, number, ask(number))))
             waiting.append(response(key, version, number, answer(number)))
             if len(waiting) >= stretch.depth:
-                said.append((BROKER, waiting.popleft()))
+                sent.append((BROKER, waiting.popleft()))
             number += 1
-        said += [(BROKER, frame) for frame in waiting]
-        said += _odd(stretch.oddity, number)
+        sent += [(BROKER, frame) for frame in waiting]
+        sent += _odd(stretch.oddity, number)
         number += 1
-    return said
+    return sent
 
 
 def _odd(oddity: str, number: int) -> list[Frame]:
@@ -169,6 +169,6 @@ def _odd(oddity: str, number: int) -> list[Frame]:
         case "noise":
             return [(number % 2, bytes(range(40)))]
         case "handshake":
-            said = response(HANDSHAKE, 1, number, {"mechanisms": ["PLAIN"]})
-            return [(CLIENT, request(HANDSHAKE, 1, number, {"mechanism": "PLAIN"})), (BROKER, said)]
+            mechanisms = response(HANDSHAKE, 1, number, {"mechanisms": ["PLAIN"]})
+            return [(CLIENT, request(HANDSHAKE, 1, number, {"mechanism": "PLAIN"})), (BROKER, mechanisms)]
     return []

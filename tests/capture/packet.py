@@ -1,4 +1,4 @@
-"""Packets and captures built by hand, for what no capture of tests/data holds."""
+"""Synthetic packets and captures, for cases that no capture of tests/data has."""
 
 from struct import pack, unpack_from
 
@@ -37,7 +37,8 @@ def ipv6(payload, *, protocol=6, source=CLIENT6, target=BROKER6, length=None):
 
 
 def icmp(kind, code, number, quoted):
-    """A message of ICMP or ICMPv6 about the packet whose beginning it quotes; number: the four bytes before that."""
+    """An ICMP or ICMPv6 message about the packet whose beginning it quotes; number: the four bytes before the
+    quotation."""
     return pack(">BBHI", kind, code, 0, number) + quoted
 
 

@@ -1,4 +1,4 @@
-"""A small capture made up packet by packet, in which everything happens to connections that can."""
+"""A small synthetic capture, packet by packet, with everything that can happen to connections."""
 
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.protocol import codec
@@ -6,13 +6,13 @@ from tests.capture import packet
 
 MS = 1_000_000
 BEGIN_NS = 1_700_000_000 * 1_000_000_000
-ALERT = b"\x15\3\3\0\2\2\x2a"  # of TLS: fatal, bad certificate
+ALERT = b"\x15\3\3\0\2\2\x2a"  # TLS: fatal, bad certificate
 HELLO = b"\x16\3\1\0\x05\1\0\0\1\0"
-TICK_NS = 100_000  # between two packets, if nothing else is said
+TICK_NS = 100_000  # between two packets, by default
 
 
 def request(number):
-    """A heartbeat."""
+    """A Heartbeat request."""
     header = {"requestApiKey": 12, "requestApiVersion": 0, "correlationId": number, "clientId": "me"}
     body = codec.encode_request(header, {"groupId": "g", "generationId": 1, "memberId": "m"})
     return len(body).to_bytes(4) + body
@@ -39,14 +39,14 @@ class Story:
         self.now += TICK_NS
 
     def copy(self, count, back=0):
-        """Once more the last packets, `back` before the last."""
+        """Repeat `count` packets that end `back` packets before the last."""
         end = len(self.packets) - back
         for _, data, length in self.packets[end - count : end]:
             self.add(data, length)
 
 
 class Line:
-    """One connection: a side's bytes are sent in order, unless `at` says where they were the first time."""
+    """One connection: each side sends its bytes in order, unless `at` gives the position of a retransmission."""
 
     def __init__(self, story, port, isn=None):
         self.story = story
@@ -78,7 +78,7 @@ class Line:
         return self
 
     def lose(self, side, payload):
-        """Bytes that were sent, and not captured."""
+        """Bytes that were sent but not captured."""
         self.frame(side, payload)
         return self
 
@@ -95,15 +95,15 @@ class Line:
 
 
 def lossy(story, port, isn):
-    """Retransmissions of every kind, segments that overtook others, closed windows and a probe, then both ends."""
+    """Retransmissions of every kind, reordered segments, closed windows and a probe, then both ends."""
     line = Line(story, port, isn).shake().ask(1)
-    # a request in two segments, of which the first comes late by what still counts as overtaken, and a bit more
+    # a request in two segments, the first of which arrives as late as reordering allows, and a bit later
     for number, late_ns in ((2, 3 * MS), (3, 3 * MS + 1000)):
         begun, data = line.next[0], request(number)
         line.lose(0, data[:9]).send(0, data[9:])
         story.wait(late_ns - TICK_NS)
         line.send(0, data[:9], at=begun).send(1, answer(number))
-    # an answer that is sent again twice until it is acknowledged, once too early and with more behind it
+    # a response that is retransmitted twice until it is acknowledged, once too early and with further bytes
     line.send(0, request(4)).send(1, b"", ack=line.next[0])
     begun = line.next[1]
     line.send(1, answer(4))
@@ -111,14 +111,14 @@ def lossy(story, port, isn):
     line.send(1, answer(4), at=begun)
     story.wait(400 * MS)
     line.send(1, answer(4), at=begun).send(0)
-    line.send(1, answer(4), at=begun)  # and once for nothing
-    # a segment that repeats the end of the one before it
+    line.send(1, answer(4), at=begun)  # and once unnecessarily
+    # a segment that repeats the end of the previous one
     begun = line.next[0]
     line.send(0, request(5)[:12])
     line.send(0, request(5)[8:], at=begun + 8)
     line.next[0] = begun + len(request(5))
     line.send(1, answer(5))
-    # the broker closes its window while it is asked, the client while it is answered
+    # the broker closes its window during a request, the client during a response
     line.send(0, request(6)[:9]).send(1, window=0)
     story.wait(30 * MS)
     line.send(0, b"\0", at=line.next[0] - 1).send(1, window=0)  # a probe
@@ -131,7 +131,7 @@ def lossy(story, port, isn):
 
 
 def holes(story, port):
-    """A request that was not captured, half an answer, and segments cut by the snap length."""
+    """A request that was not captured, half a response, and segments truncated by the snap length."""
     line = Line(story, port).shake().ask(1).lose(0, request(2)).send(1, answer(2))
     for number in range(3, 40):
         line.ask(number)
@@ -143,7 +143,7 @@ def holes(story, port):
 
 
 def twice(story, port):
-    """Packets captured twice; then the client's reset, and what was on its way."""
+    """Packets captured twice; then the client's reset, and packets in flight."""
     line = Line(story, port).shake()
     story.copy(3)
     line.ask(1)
@@ -155,7 +155,7 @@ def twice(story, port):
 
 
 def waits(story, port):
-    """Segments that wait for a lost one while others go by, an answer that comes late for that, and no end."""
+    """Segments that wait for a lost one while others pass, a response that is late for that reason, and no end."""
     line = Line(story, port).shake().ask(1).send(0, request(2))
     begun, data = line.next[1], answer(2) + answer(3)
     line.send(0, request(3)).lose(1, data[:10])
@@ -168,12 +168,12 @@ def waits(story, port):
     begun = line.next[1]
     line.send(1, answer(6))
     story.wait(50 * MS)
-    line.send(1, answer(6), at=begun)  # and nobody acknowledges it
+    line.send(1, answer(6), at=begun)  # without an acknowledgement
     return line
 
 
 def routed(story, port):
-    """A router reports packets that are too large, and a connect that it does not let pass."""
+    """A router reports packets that are too large, and a connect that it does not forward."""
     line = Line(story, port).shake()
     frame = line.frame(0, request(1))
     story.add(frame)
@@ -191,12 +191,12 @@ def reported(code, frame, mtu=0):
 
 
 def middle(story, port, isn):
-    """Joined in its middle, the broker's bytes first; it stays open."""
+    """Joined midstream, the broker's bytes first; it stays open."""
     line = Line(story, port, isn).send(1, answer(0))
     return line.ask(1, 2, 3).send(0, request(4))
 
 
-def told(begin_ns=BEGIN_NS, first=(0xFFFF_FFC0, 7), joined=(0xFFFF_FFF0, 0x7FFF_FFF0)):
+def packets_of_story(begin_ns=BEGIN_NS, first=(0xFFFF_FFC0, 7), joined=(0xFFFF_FFF0, 0x7FFF_FFF0)):
     """The packets of all connections; first, joined: sequence numbers of two of them."""
     story = Story(begin_ns)
     lossy(story, 40001, first)
@@ -213,7 +213,7 @@ def told(begin_ns=BEGIN_NS, first=(0xFFFF_FFC0, 7), joined=(0xFFFF_FFF0, 0x7FFF_
     Line(story, 40012).send(0, flags=SYN).send(0, flags=SYN, at=40_012_000).send(0, flags=SYN, at=40_012_000)
     Line(story, 40013).shake().send(1, flags=FIN | ACK).send(0, flags=FIN | ACK)
     Line(story, 40014).shake().send(0, flags=FIN | ACK).send(1, flags=FIN | ACK)
-    # TLS that the server does not like, TLS nobody answers, a client without TLS at a port of TLS, and others
+    # TLS that the server refuses, unanswered TLS, a client without TLS at a TLS port, and others
     Line(story, 40021).shake().send(0, HELLO).send(1, ALERT).close()
     Line(story, 40022).shake().send(0, HELLO).close()
     Line(story, 40023).shake().send(0, request(1)).send(1, ALERT).close()

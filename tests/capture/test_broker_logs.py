@@ -1,6 +1,6 @@
-"""Request by request against what the brokers themselves logged: a decoder that is not ours, on the other side.
+"""Exchanges compared, request by request, with the brokers' own request logs, which an independent decoder wrote.
 
-Kafka 2.7 and later write a line of JSON when an answer was sent. What only one of the two has must have a reason.
+Kafka 2.7 and later log a line of JSON for each response sent. Every entry on one side alone must have a reason.
 """
 
 import csv
@@ -22,8 +22,8 @@ from tests.capture.test_flows import Seen
 
 LINE = re.compile(r"b\d \S+ \S+ Completed request:(.*)")
 
-# What the broker never logs: what its SASL layer handles before authentication; a request whose connection closed
-# before its answer; a Produce without acks that failed. It logs a forwarded request instead of its Envelope.
+# Requests that a broker never logs: those that its SASL layer handles before authentication; those whose connection
+# closed before the response; a failed Produce without acks. It logs a forwarded request instead of its Envelope.
 NEVER_LOGGED = {
     "k41_java_cluster": {("Envelope", ANSWERED): 20},
     "k41_kip848_share": {("Fetch", UNANSWERED): 2},
@@ -37,7 +37,7 @@ NEVER_LOGGED = {
     "k41_quota": {},
     "k39_zk_cluster": {("StopReplica", UNANSWERED): 1, ("Fetch", UNANSWERED): 1},
 }
-# In flight when the capture began: asked before it, answered within. (What was forwarded aside.)
+# Requests sent before the capture began and answered within it, without forwarded ones.
 ASKED_EARLIER = {
     "k41_java_cluster": 2,
     "k41_kip848_share": 4,
@@ -50,7 +50,7 @@ ASKED_EARLIER = {
 
 
 def logged(name):
-    """The broker's lines, by client port, broker port, correlation id, key and version."""
+    """The broker's log entries, by client port, broker port, correlation id, key and version."""
     lines = defaultdict(list)
     for line in (captures.folder("brokerlogs") / f"{name}.brokerlog").open():
         found = LINE.match(line)
@@ -64,7 +64,7 @@ def logged(name):
 
 
 def error_codes(body):
-    """Every error code other than 0, wherever it stands."""
+    """Every error code other than 0, at any depth."""
     if isinstance(body, dict):
         for name, value in body.items():
             if name.lower().endswith("errorcode"):
@@ -77,7 +77,7 @@ def error_codes(body):
             yield from error_codes(value)
 
 
-# Kafka's names of one thing, and ours
+# The names of one field in Kafka and in kproxy.
 OFFSETS = {"fetchOffset": "offset", "committedOffset": "offset", "baseOffset": "offset", "offset": "offset"}
 FIELDS = OFFSETS | {
     "errorCode": "error_code",
@@ -89,7 +89,7 @@ FIELDS = OFFSETS | {
 
 
 def partitions_of(body, topic=None):
-    """(topic or its id, partition, what else is said of it) of whatever names partitions."""
+    """(topic or its id, partition, other fields) of everything in a body that names partitions."""
     if isinstance(body, list):
         for value in body:
             yield from partitions_of(value, topic)
@@ -104,7 +104,7 @@ def partitions_of(body, topic=None):
 
 
 @pytest.mark.parametrize("name", NEVER_LOGGED)
-def test_every_topic_partition_is_as_its_broker_logged_it(name):
+def test_every_topic_partition_equals_its_brokers_log(name):
     lines = logged(name)
     compared = Counter()
     for info, exchange in Seen(captures.capture(name), detail=BATCHES).exchanges:
@@ -113,17 +113,17 @@ def test_every_topic_partition_is_as_its_broker_logged_it(name):
         if plan.api_key not in APIS or not lines[key]:
             continue
         entry = lines[key].pop(0)
-        if plan.api_key == OFFSET_DELETE:  # of which the answer alone is read: what was deleted
-            told = {part[:2] for part in partitions_of(entry["response"]) if not part[2]["error_code"]}
-            assert set(exchange.response_body.deleted) == told
+        if plan.api_key == OFFSET_DELETE:  # only its response is read: it has the deleted offsets
+            deleted = {part[:2] for part in partitions_of(entry["response"]) if not part[2]["error_code"]}
+            assert set(exchange.response_body.deleted) == deleted
             continue
         for direction, found in (("request", exchange.request_body), ("response", exchange.response_body)):
-            if found is None:  # unanswered, at the capture's end or for ever
+            if found is None:  # unanswered at the end of the capture, or for ever
                 assert direction == "response" and exchange.outcome is not ANSWERED
                 continue
             ours = sorted(found.partitions, key=lambda p: (p.topic or topic_id(p.topic_id), p.partition))
-            theirs = sorted(partitions_of(entry[direction]), key=lambda told: told[:2])
-            assert [(p.topic or topic_id(p.topic_id), p.partition) for p in ours] == [told[:2] for told in theirs]
+            theirs = sorted(partitions_of(entry[direction]), key=lambda part: part[:2])
+            assert [(p.topic or topic_id(p.topic_id), p.partition) for p in ours] == [part[:2] for part in theirs]
             for partition, (_, _, fields) in zip(ours, theirs, strict=True):
                 assert {field: getattr(partition, field) for field in fields} == fields
                 compared[plan.api, direction] += 1
@@ -131,7 +131,7 @@ def test_every_topic_partition_is_as_its_broker_logged_it(name):
 
 
 @pytest.mark.parametrize("name", NEVER_LOGGED)
-def test_every_request_is_as_its_broker_logged_it(name):
+def test_every_request_equals_its_brokers_log(name):
     lines = logged(name)
     unlogged = Counter()
     for info, exchange in Seen(captures.capture(name)).exchanges:
@@ -164,8 +164,8 @@ STEPS_MS = (-100, -10, -3, -1, 0, 1, 3, 10, 100)
 QUANTILES = {"least": 0, "1 %": 0.01, "10 %": 0.1, "median": 0.5, "90 %": 0.9, "99 %": 0.99, "most": 1}
 
 
-def over(name):
-    """How long answers took by the wire, less what their broker says, in milliseconds: plainly, and like with like."""
+def latency_differences(name):
+    """Latency on the wire minus the broker's own total time, in milliseconds: unadjusted, and for the same span."""
     lines = logged(name)
     plainly, alike = [], []
     for info, exchange in Seen(captures.capture(name)).exchanges:
@@ -181,25 +181,26 @@ def over(name):
     return {"total_ns - totalTimeMs": plainly, "total_ns - queue_ns - muted_ns - (totalTimeMs - sendTimeMs)": alike}
 
 
-def test_times_are_those_of_the_brokers_and_how_far_they_differ_is_shown():
-    """total_times.csv is the distribution of the difference: its quantiles, and how many lie between two steps.
+def test_latency_differs_from_the_brokers_times_as_listed():
+    """total_times.csv has the distribution of the difference: its quantiles, and a histogram.
 
-    The broker's clock starts when it has read a request. It does not count how long that waited in the socket: behind
-    an earlier one (`queue_ns`), or while the connection was muted (`muted_ns`). The clock stops when the broker's
-    thread notes that the answer was sent, after its last byte was on the wire (`sendTimeMs`). Without these parts the
-    wire is never the quicker one.
+    The broker's clock starts when it has read a request. It does not include the time in the socket: behind an earlier
+    request (`queue_ns`), or while the connection was muted (`muted_ns`). The clock stops when the broker's thread notes
+    that the response was sent, after its last byte was on the wire (`sendTimeMs`). Without these parts the latency on
+    the wire is never the smaller one.
     """
     bounds = [f"< {STEPS_MS[0]}", *(f"{a} to {b}" for a, b in pairwise(STEPS_MS)), f">= {STEPS_MS[-1]}"]
     titles = [f"{title} ms" for title in (*QUANTILES, *bounds)]
     shown = [["capture", "difference", "answers", *titles]]
     for name in NEVER_LOGGED:
-        for difference, waits in over(name).items():
+        for difference, waits in latency_differences(name).items():
             waits.sort()
             quantiles = [waits[round(part * (len(waits) - 1))] for part in QUANTILES.values()]
             between = Counter(bisect_right(STEPS_MS, wait) for wait in waits)
             counts = [between[step] for step in range(len(STEPS_MS) + 1)]
             shown.append([name, difference, len(waits), *(f"{quantile:.3f}" for quantile in quantiles), *counts])
-        assert sum(wait < 0 for wait in waits) == 4 * (name == "k41_quota")  # throttles are told in whole milliseconds
+        # the log has throttle times in whole milliseconds
+        assert sum(wait < 0 for wait in waits) == 4 * (name == "k41_quota")
         assert quantiles[3] < 0.5
     with Path(__file__).with_name("total_times.csv").open(newline="") as file:
         assert [list(map(str, row)) for row in shown] == list(csv.reader(file))

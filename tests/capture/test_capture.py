@@ -1,11 +1,11 @@
-"""The bounds of a capture's reader are those that the docs state."""
+"""The limits of a capture's reader are those in the docs."""
 
 from kproxy.capture import flows, keys, records, splits, storage
 from kproxy.capture.columns import mapped
 from tests.documented import missing, size
 
 
-def test_the_bounds_of_a_reader_are_those_of_the_docs():
+def test_the_limits_of_a_reader_equal_the_docs():
     assert not missing(
         "inside/bounds.md",
         f"as for captures: {flows.MAX_FLOWS * keys.SHARDS} flows;",

@@ -1,4 +1,4 @@
-"""Files of one capture: which comes first, how far the reading is, and what is said of those that hold nothing."""
+"""The files of one capture: their order, the progress of reading, and errors about files without packets."""
 
 import bz2
 import gzip
@@ -20,9 +20,9 @@ def capture_of(*times_s, count=1):
     return packet.pcap([(time_s * SECOND, packet.ethernet(bytes(200))) for time_s in times_s for _ in range(count)])
 
 
-def test_rotated_files_are_put_in_the_order_of_their_first_packets(tmp_path):
+def test_rotated_files_are_sorted_by_their_first_packets(tmp_path):
     contents = {
-        "a": capture_of(30, 5),  # a later packet is of an earlier time: the first one counts
+        "a": capture_of(30, 5),  # a later packet has an earlier time: only the first packet counts
         "b": capture_of(10, 99),
         "c": capture_of(20),
         "d": packet.pcap([]),
@@ -32,18 +32,18 @@ def test_rotated_files_are_put_in_the_order_of_their_first_packets(tmp_path):
         (tmp_path / name).write_bytes(content)
     paths = [str(tmp_path / name) for name in contents]
     assert [path[-1] for path in in_time(paths)] == ["b", "c", "a", "d", "e"]
-    os.mkfifo(tmp_path / "pipe")  # to look at it would wait for ever, and what was read of it would be lost
+    os.mkfifo(tmp_path / "pipe")  # opening it would block for ever, and bytes read from it would be lost
     paths.insert(0, str(tmp_path / "pipe"))
     assert in_time(paths) == paths
 
 
-def test_how_far_it_is_counts_the_bytes_of_files_as_they_lie_there(tmp_path):
-    """What a progress bar goes by: of compressed files the compressed bytes, at the end all of them."""
+def test_progress_counts_the_bytes_of_the_files(tmp_path):
+    """For a progress bar: compressed files count by their compressed bytes, and at the end all bytes are counted."""
     plain, packed = tmp_path / "1.pcap", tmp_path / "2.pcap.gz"
     plain.write_bytes(capture_of(*range(2000), count=2))
     packed.write_bytes(gzip.compress(capture_of(*range(2000, 4000), count=2)))
     capture = Capture([plain, "-", packed], Quality())
-    assert capture.size == plain.stat().st_size + packed.stat().st_size  # how much comes on a pipe is not known
+    assert capture.size == plain.stat().st_size + packed.stat().st_size  # the size of a pipe is unknown
     capture.paths.remove("-")
     assert capture.consumed == 0
     so_far = [capture.consumed for _ in capture.windows()]
@@ -64,7 +64,7 @@ def test_how_far_it_is_counts_the_bytes_of_files_as_they_lie_there(tmp_path):
         (b"GET ", "no capture file (it begins with 47 45 54 20): pcap or pcapng is needed"),
     ],
 )
-def test_what_is_no_capture_is_named(tmp_path, content, words):
+def test_a_file_that_is_no_capture_is_reported(tmp_path, content, words):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(CaptureError) as raised:
         list(Capture([tmp_path / "file"], Quality()).windows())
@@ -73,8 +73,8 @@ def test_what_is_no_capture_is_named(tmp_path, content, words):
 
 
 @pytest.mark.parametrize("left", (0, 15, 16, 100, 230))
-def test_a_compressed_file_that_was_cut_is_counted_once_wherever_it_ends(tmp_path, left):
-    """Between two records too, where no reader of records can see it."""
+def test_a_truncated_compressed_file_is_counted_once_wherever_it_ends(tmp_path, left):
+    """Also between two records, where a reader of records cannot notice it."""
     whole = capture_of(1, 2)
     first = (len(whole) - 24) // 2 + 24
     (tmp_path / "cut.gz").write_bytes(gzip.compress(whole[: first + left]) + gzip.compress(b"more")[:10])
@@ -86,8 +86,8 @@ def test_a_compressed_file_that_was_cut_is_counted_once_wherever_it_ends(tmp_pat
 
 @pytest.mark.parametrize("grown", (1, 100, 9000, 100_000))
 @pytest.mark.parametrize("kind", ("pcap", "pcapng"))
-def test_a_capture_that_is_still_written_to_is_cut_and_not_damaged(tmp_path, monkeypatch, kind, grown):
-    """It is read as far as it went when it was opened, or a little further, whatever comes meanwhile."""
+def test_a_capture_being_written_is_truncated_and_not_damaged(tmp_path, monkeypatch, kind, grown):
+    """It is read up to its size at the opening, or a little further, whatever is appended meanwhile."""
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 8)
     times = range(2000)
     whole = capture_of(*times)

@@ -1,4 +1,4 @@
-"""A capture whose clock was set while it was made: the same exchanges, and durations as if it had not been."""
+"""A capture during which the clock was set has the same exchanges and durations as without that."""
 
 from itertools import pairwise
 from math import ceil
@@ -20,7 +20,8 @@ HOUR = 3600
 
 
 def stepped(path, place, steps):
-    """The capture with its clock set at some of its packets: (share of the packets, seconds); and when, in ns."""
+    """The capture with its clock set at some packets, given as (share of the packets, seconds); and the times of these
+    steps in ns."""
     data = bytearray(path.read_bytes())
     assert data[:4] in (b"\xd4\xc3\xb2\xa1", b"\x4d\x3c\xb2\xa1")
     unit_ns = 1000 if data[0] == 0xD4 else 1
@@ -52,11 +53,11 @@ TOLD = ("number", "api", "correlation_id", "outcome", "latency_ns", "total_ns", 
         ([(0.5, -HOUR)], 1),
         ([(0.5, -5)], 1),
         ([(0.5, HOUR)], 1),
-        ([(0.4, -5), (0.4005, 5)], 2),  # for some packets only
+        ([(0.4, -5), (0.4005, 5)], 2),  # only for some packets
         ([(0.2, HOUR), (0.6, -2 * HOUR), (0.9, -5)], 3),
     ],
 )
-def test_durations_are_those_of_a_clock_that_was_not_set(tmp_path, steps, count):
+def test_durations_are_not_affected_by_clock_steps(tmp_path, steps, count):
     path = capture("k41_java_cluster")
     rows, before = tables(path, tmp_path / "tables")
     changed, step_ns = stepped(path, tmp_path / path.name, steps)
@@ -70,20 +71,20 @@ def test_durations_are_those_of_a_clock_that_was_not_set(tmp_path, steps, count)
     assert (quality["clock_step"]["first_ns"], quality["clock_step"]["last_ns"]) == (step_ns[0], step_ns[-1])
 
 
-# --- what a step is, packet by packet ---------------------------------------------------------------------------------
+# --- detection of steps, packet by packet -----------------------------------------------------------------------------
 
 
 def timestamp(ticks):
     return b"" if ticks is None else b"\1\1\x08\x0a" + ticks.to_bytes(4) + bytes(4)
 
 
-def seen(time_ns, seq, ticks=None, **more):
+def sent(time_ns, seq, ticks=None, **more):
     """A packet of a client."""
     return time_ns, ethernet(ipv4(tcp(seq=seq, options=more.pop("options", timestamp(ticks)), **more)))
 
 
 def read(packets, *cuts):
-    """(times without steps, steps) of packets in windows that are cut at these places."""
+    """(times without steps, steps) of packets in windows that end at these places."""
     quality = Quality()
     clock, times = Clock(quality), []
     edges = [0, *cuts, len(packets)]
@@ -103,13 +104,13 @@ NEAR = 64 << 20
 
 
 def back(jump_ns, seq_ahead=0, **more):
-    return [seen(T, 1000), seen(T + jump_ns, 1000 + seq_ahead & 0xFFFF_FFFF, **more)]
+    return [sent(T, 1000), sent(T + jump_ns, 1000 + seq_ahead & 0xFFFF_FFFF, **more)]
 
 
 def forth(jump_ns, ticks, seq_ahead=1, before=5000):
     return [
-        seen(T, 1000, before),
-        seen(T + jump_ns, 1000 + seq_ahead, ticks & 0xFFFF_FFFF if ticks is not None else None),
+        sent(T, 1000, before),
+        sent(T + jump_ns, 1000 + seq_ahead, ticks & 0xFFFF_FFFF if ticks is not None else None),
     ]
 
 
@@ -122,8 +123,8 @@ def forth(jump_ns, ticks, seq_ahead=1, before=5000):
         (back(-5 * SECOND + 10 * MS), 0),
         (back(-5 * SECOND, NEAR - 1), 0),
         (back(-5 * SECOND, NEAR), None),  # no connection sends as much in between
-        (back(-5 * SECOND, -1), None),  # it was overtaken, or captures were joined
-        (back(-5 * SECOND, source=BROKER, target=CLIENT), None),  # another direction
+        (back(-5 * SECOND, -1), None),  # a packet was overtaken, or captures were joined
+        (back(-5 * SECOND, source=BROKER, target=CLIENT), None),  # the other direction
         (back(-5 * SECOND, flags=SYN), None),
         (forth(4 * SECOND, 5019), 0),  # less than half of the time by a clock of ten ticks a second
         (forth(4 * SECOND, 5020), None),
@@ -138,8 +139,8 @@ def forth(jump_ns, ticks, seq_ahead=1, before=5000):
     ],
 )
 @pytest.mark.parametrize("cuts", ((), (1,)))
-def test_a_step_is_what_a_connection_shows(packets, after_ns, cuts):
-    """after_ns: how long after the first packet the second one is then; None: no step."""
+def test_a_connection_reveals_a_clock_step(packets, after_ns, cuts):
+    """after_ns: expected time from the first packet to the second; None: no step."""
     (first, last), steps = read(packets, *cuts)
     assert (first, steps) == (T, int(after_ns is not None))
     assert last == (packets[1][0] if after_ns is None else T + after_ns)
@@ -148,45 +149,45 @@ def test_a_step_is_what_a_connection_shows(packets, after_ns, cuts):
 @pytest.mark.parametrize(
     ("off_ns", "steps"), ((0, 2), (250 * MS - 1, 2), (-250 * MS + 1, 2), (250 * MS, 1), (-250 * MS, 1))
 )
-def test_the_clock_is_set_back_to_where_it_was(off_ns, steps):
-    """No connection has to show that."""
-    away = seen(T + off_ns, 7, source=BROKER, target=CLIENT)
+def test_a_step_back_to_the_former_clock_is_detected(off_ns, steps):
+    """No connection has to reveal that."""
+    unrelated = sent(T + off_ns, 7, source=BROKER, target=CLIENT)
     for cuts in ((), (1,), (2,), (1, 2)):
-        times, found = read([seen(T, 1000), seen(T - 5 * SECOND, 1001), away], *cuts)
+        times, found = read([sent(T, 1000), sent(T - 5 * SECOND, 1001), unrelated], *cuts)
         assert found == steps and times[:2] == [T, T]
         assert times[2] == (
-            T + max(0, off_ns % SECOND if off_ns % SECOND < 10 * MS else 0) if steps == 2 else away[0] + 5 * SECOND
+            T + max(0, off_ns % SECOND if off_ns % SECOND < 10 * MS else 0) if steps == 2 else unrelated[0] + 5 * SECOND
         )
 
 
 @pytest.mark.parametrize("where", ("before", "behind"))
 @pytest.mark.parametrize(("count", "steps"), ((255, 1), (256, 0)))
-def test_the_256_packets_before_and_behind_a_jump_may_show_it(where, count, steps):
-    others = [seen(T, 1, source=(b"\x0a\1\1" + bytes((n % 250,)), 1000 + n)) for n in range(count)]
+def test_a_step_is_revealed_within_256_packets_around_the_jump(where, count, steps):
+    others = [sent(T, 1, source=(b"\x0a\1\1" + bytes((n % 250,)), 1000 + n)) for n in range(count)]
     if where == "before":
-        packets = [seen(T, 1000), *others, seen(T - 5 * SECOND, 1001)]
+        packets = [sent(T, 1000), *others, sent(T - 5 * SECOND, 1001)]
     else:
         packets = [
-            seen(T, 1000),
+            sent(T, 1000),
             *((time_ns - 5 * SECOND, frame) for time_ns, frame in others),
-            seen(T - 5 * SECOND, 1001),
+            sent(T - 5 * SECOND, 1001),
         ]
     for cuts in ((), (1,), *(((100,), (len(packets) - 1,)) if where == "before" else ())):
         assert read(packets, *cuts)[1] == steps
 
 
-def away(time_ns, number):
-    """A packet of a connection of which nothing else is seen."""
-    return seen(time_ns, 1, source=(b"\x0a\1\1" + bytes((number % 250,)), 1000 + number))
+def unrelated(time_ns, number):
+    """A packet of a connection with no other packets."""
+    return sent(time_ns, 1, source=(b"\x0a\1\1" + bytes((number % 250,)), 1000 + number))
 
 
 @pytest.mark.parametrize(("between", "steps"), ((1, 1), (3, 1), (254, 1), (255, 1), (256, 0)))
 @pytest.mark.parametrize("forth", (False, True))
-def test_a_later_window_may_show_a_step(between, steps, forth):
-    """The packets before it keep their times, since they were handed on; all later ones have those without the step."""
+def test_a_later_window_may_reveal_a_step(between, steps, forth):
+    """Packets before it keep their times, since they were passed on; all later packets get times without the step."""
     step = 5 * SECOND if forth else -5 * SECOND
-    packets = [seen(T, 1000, 7), *(away(T + step + n, n) for n in range(between))]
-    packets += [seen(T + step + between, 1001, 7), away(T + step + between + 1, 300)]
+    packets = [sent(T, 1000, 7), *(unrelated(T + step + n, n) for n in range(between))]
+    packets += [sent(T + step + between, 1001, 7), unrelated(T + step + between + 1, 300)]
     for cuts in ((between + 1,), (2, between + 1), tuple(range(1, between + 2))):
         times, found = read(packets, *dict.fromkeys(cuts))
         assert found == steps
@@ -195,28 +196,28 @@ def test_a_later_window_may_show_a_step(between, steps, forth):
         assert times[between + 1 :] == [T + step - shift + between, T + step - shift + between + 1]
 
 
-def test_a_step_that_a_later_window_shows_counts_for_the_next_one():
-    """What is between them was earlier than its times say."""
+def test_a_step_revealed_late_counts_for_the_next_one():
+    """The packets between them are earlier than their timestamps."""
     b = {"source": (b"\x0a\1\1\1", 1000)}
-    packets = [seen(T, 1000), seen(T - HOUR * SECOND, 1, **b), seen(T - HOUR * SECOND + 1, 1001)]
-    packets.append(seen(T - (HOUR + 60) * SECOND + 2, 2, **b))
+    packets = [sent(T, 1000), sent(T - HOUR * SECOND, 1, **b), sent(T - HOUR * SECOND + 1, 1001)]
+    packets.append(sent(T - (HOUR + 60) * SECOND + 2, 2, **b))
     assert read(packets, 2) == ([T, T - HOUR * SECOND, T + 1, T + 2], 2)
 
 
 @pytest.mark.parametrize("cuts", ((), (1,), (2,), (3,), (1, 2, 3)))
-def test_a_pause_that_one_connection_shows_is_no_step_by_another(cuts):
-    """The first one that has timestamps before and after tells."""
+def test_a_pause_confirmed_by_one_connection_is_no_step_by_another(cuts):
+    """The first connection with TCP timestamps before and after decides."""
     b = {"source": (b"\x0a\1\1\1", 1000)}
-    packets = [seen(T, 1000, 7), seen(T, 1, 7, **b), seen(T + 4 * SECOND, 2, 4007, **b), seen(T + 4 * SECOND, 1001, 7)]
+    packets = [sent(T, 1000, 7), sent(T, 1, 7, **b), sent(T + 4 * SECOND, 2, 4007, **b), sent(T + 4 * SECOND, 1001, 7)]
     assert read(packets, *cuts) == ([time_ns for time_ns, _ in packets], 0)
 
 
-def test_another_capture_shows_no_step_of_the_one_before():
+def test_another_capture_reveals_no_step_of_the_previous_one():
     clock = Clock(Quality())
-    for time_ns, frame in (seen(T, 1000), away(T - 5 * SECOND, 1)):
+    for time_ns, frame in (sent(T, 1000), unrelated(T - 5 * SECOND, 1)):
         clock.take(Window(frame, 0, [(time_ns, ETHERNET, 0, len(frame), len(frame))]))
     clock.clear()
-    time_ns, frame = seen(T - 5 * SECOND, 1001)
+    time_ns, frame = sent(T - 5 * SECOND, 1001)
     taken = clock.take(Window(frame, 0, [(time_ns, ETHERNET, 0, len(frame), len(frame))]))
     assert (taken.records[0][0], clock.steps) == (time_ns, 0)
 
@@ -225,22 +226,22 @@ def test_another_capture_shows_no_step_of_the_one_before():
     ("options", "is_read"),
     [
         (b"\x08\x0a" + bytes(3) + b"\7" + bytes(4) + b"\1\1", True),
-        (b"\2\4\5\xb4" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4) + b"\1\1", True),  # behind a segment size
+        (b"\2\4\5\xb4" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4) + b"\1\1", True),  # after a maximum segment size
         (b"\1\1\1\1" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4) + b"\1\1", True),
-        (b"\0\1" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4), False),  # behind the end
-        (b"\5\1" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4), False),  # an option shorter than its own head
+        (b"\0\1" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4), False),  # after the end of options
+        (b"\5\1" + b"\x08\x0a" + bytes(3) + b"\7" + bytes(4), False),  # an option shorter than its own header
         (b"\x08\x0b" + bytes(3) + b"\7" + bytes(6), False),
-        (b"\1\1\1\1\1\1\x08\x0a", False),  # cut short
+        (b"\1\1\1\1\1\1\x08\x0a", False),  # truncated
         (b"\1\1\1\1\1\1\1\x08", False),
     ],
 )
-def test_timestamps_are_read_wherever_they_are_among_the_options(options, is_read):
-    packets = [seen(T, 1000, options=options), seen(T + 4 * SECOND, 1001, options=options)]
+def test_timestamps_are_read_anywhere_among_the_options(options, is_read):
+    packets = [sent(T, 1000, options=options), sent(T + 4 * SECOND, 1001, options=options)]
     assert read(packets)[1] == is_read
 
 
-def test_a_step_forth_inside_a_pause_leaves_the_pause_as_long_as_it_was(tmp_path):
-    """The TCP timestamps of connections, which count milliseconds, tell the one from the other."""
+def test_a_forward_step_inside_a_pause_keeps_the_length_of_the_pause(tmp_path):
+    """TCP timestamps of connections, which count milliseconds, distinguish the two."""
     path = capture("k41_java_cluster")
     rows, _ = tables(path, tmp_path / "tables")
     changed, _ = stepped(path, tmp_path / path.name, [(746.5 / 11_580, 30)])  # the packet after 443 ms of silence

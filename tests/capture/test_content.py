@@ -1,4 +1,4 @@
-"""What a connection speaks is told by its first bytes: as soon as they tell, and not before."""
+"""The first bytes of a connection determine its protocol, as soon as there are enough of them."""
 
 import pytest
 
@@ -19,14 +19,14 @@ def request(key, version, body, correlation_id=7):
 
 HEARTBEAT = request(12, 4, {"groupId": "g"})
 METADATA = request(3, 9, {"topics": [{"name": "t"}]})
-NEWER = framed(b"\0\x12\0\x1f\0\0\0\7\0\2me" + bytes(9))  # ApiVersions of a version that the schema does not know
+NEWER = framed(b"\0\x12\0\x1f\0\0\0\7\0\2me" + bytes(9))  # ApiVersions in a version unknown to the schema
 ENDLESS = (1 << 20).to_bytes(4) + b"\0\0\0\3\0\0\0\7\0\2me" + bytes(content.HEAD)  # a Produce of 1 MiB
 CONNECT = (45).to_bytes(4) + bytes(12) + (18000).to_bytes(4) + bytes(8) + (16).to_bytes(4) + bytes(17)
 
 
 @pytest.mark.parametrize(
-    ("client", "broker", "speaks", "needed"),
-    [  # needed: bytes of the client's without which nothing is clear
+    ("client", "broker", "protocol", "needed"),
+    [  # needed: the number of the client's bytes at which the protocol becomes clear
         (HEARTBEAT, b"", KAFKA, len(HEARTBEAT)),
         (METADATA, b"", KAFKA, len(METADATA)),
         (METADATA[:-1] + b"\7", b"", NOT_KAFKA, len(METADATA)),  # more tagged fields than there are bytes
@@ -51,29 +51,29 @@ CONNECT = (45).to_bytes(4) + bytes(12) + (18000).to_bytes(4) + bytes(8) + (16).t
         (b"", b"\0\0\0\5\0\0\0\7", None, None),
     ],
 )
-def test_it_is_known_as_soon_as_bytes_tell(client, broker, speaks, needed):
-    assert opening(client, broker, None) == speaks
+def test_the_protocol_is_known_as_soon_as_possible(client, broker, protocol, needed):
+    assert opening(client, broker, None) == protocol
     if needed is None:
         needed = len(client) + 1
     lengths = {*range(min(needed, len(client) + 1, 40)), needed - 1}
     assert {opening(client[:length], broker, None) for length in lengths} <= {None}
-    if speaks is not None:
-        assert opening(client[:needed], broker, None) == speaks
+    if protocol is not None:
+        assert opening(client[:needed], broker, None) == protocol
 
 
 @pytest.mark.parametrize("head", (b"\x13\3\1\2", b"\x18\3\1\2", b"\x16\2\1\2", b"\x16\3\5\2"))
-def test_what_is_nearly_a_record_of_tls_is_none(head):
+def test_nearly_valid_tls_records_are_not_tls(head):
     assert opening(head, b"", None) != TLS
 
 
 @pytest.mark.parametrize("trusted", (KAFKA, ZOOKEEPER))
-def test_what_the_user_said_is_believed_unless_it_is_plainly_something_else(trusted):
+def test_the_configured_protocol_is_assumed_unless_bytes_contradict_it(trusted):
     assert opening(b"SSH-", b"", trusted) == opening((9).to_bytes(4), b"", trusted) == trusted
     assert opening(b"SSH", b"", trusted) is None
     assert [opening(head, b"", trusted) for head in (b"GET ", b"\x16\3\1\2", CONNECT)] == [HTTP, TLS, ZOOKEEPER]
 
 
-def test_a_segment_in_the_middle_of_a_stream_is_a_witness_by_the_request_that_it_begins_with():
+def test_a_midstream_segment_is_evidence_if_it_begins_with_a_request():
     assert witness(HEARTBEAT + METADATA) == (7, True)
     assert witness(memoryview(ENDLESS)) == (7, False)
     assert witness(request(12, 4, {"groupId": "g"}, -2)) == (-2, True)
@@ -83,7 +83,7 @@ def test_a_segment_in_the_middle_of_a_stream_is_a_witness_by_the_request_that_it
     assert other(b"\x17\3\3\0") is None and other(HEARTBEAT) is None
 
 
-def test_what_a_cut_frame_leaves_of_a_request_is_its_beginning_and_bytes_behind_it_are_none():
+def test_only_the_beginning_of_a_request_is_recognised_as_one():
     asked = HEARTBEAT
     assert all(content.begins_request(asked[:size]) for size in (12, 13, 14, 15, len(asked)))
     assert not any(content.begins_request(asked[start:]) for start in range(1, len(asked)))

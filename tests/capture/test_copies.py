@@ -1,4 +1,4 @@
-"""A packet is a copy where a plain search among those of the last second finds the same one, whatever the windows."""
+"""A packet is a copy if a plain search finds the same packet within the last second, whatever the windows."""
 
 import random
 from collections import Counter
@@ -18,12 +18,12 @@ from kproxy.capture.packets import ETHERNET, SAME_PACKET_NS, SYN, Dissector
 from kproxy.capture.quality import Quality
 from tests.capture import packet
 from tests.capture.columns.test_inorder import packet_of
-from tests.capture.test_flows import Seen, Wire, answer, exact, request
+from tests.capture.test_flows import Seen, Wire, answer, identity, request
 from tests.captures import capture
 
 
-def what_is_compared(data):
-    """Addresses and ports, IPv4's identity and length, and TCP's header without checksum and urgent pointer."""
+def compared_fields(data):
+    """Addresses and ports, IPv4's identification and length, and TCP's header without checksum and urgent pointer."""
     segment = Dissector(Quality()).segment(ETHERNET, data, 0, len(data), 0)
     _, key, _, _, bits, _, start, _, length = segment
     tcp = start - (bits >> 12 << 2)
@@ -32,7 +32,7 @@ def what_is_compared(data):
 
 
 def is_copy(packets, index):
-    """Whether a packet is the same as one before it."""
+    """Whether the packet equals an earlier one."""
     time_ns, one = packets[index]
     before = [each for each in packets[:index] if each[0] >= time_ns - SAME_PACKET_NS]
     latest = max((stamp_ns for stamp_ns, each in before if each == one), default=-SAME_PACKET_NS)
@@ -45,7 +45,7 @@ def is_copy(packets, index):
 
 
 def is_whole(data):
-    """Whether there is a segment in it, and all of TCP's header."""
+    """Whether the packet has a segment with its complete TCP header."""
     segment = Dissector(Quality()).segment(ETHERNET, data, 0, len(data), 0)
     if segment is None:
         return False
@@ -57,8 +57,8 @@ def is_whole(data):
 @settings(max_examples=60, deadline=None)
 @example(5914, 1)  # the same packet 18 windows before
 @given(st.integers(0, 1 << 32), st.sampled_from((1, 3, 70, 1 << 10)))
-def test_a_copy_is_the_same_packet_shortly_before(tmp_path_factory, seed, window_records):
-    """Nearly the same are those that differ in one bit of a header, as segments sent again do."""
+def test_a_copy_equals_a_packet_shortly_before(tmp_path_factory, seed, window_records):
+    """Among packets that differ in one bit of a header, as retransmissions do."""
     dice = random.Random(seed)
     datas = [data for data, plain in (packet_of(dice, ETHERNET) for _ in range(15)) if plain]
     for data in [dice.choice(datas) for _ in range(80)] if datas else ():
@@ -68,7 +68,7 @@ def test_a_copy_is_the_same_packet_shortly_before(tmp_path_factory, seed, window
         datas.insert(dice.randrange(len(datas) + 1), bytes(changed))
     datas = [data for data in datas if is_whole(data)]
     times = np.cumsum([dice.choice((0, 1000, 400_000, AT_ONCE_NS, 99_000_000)) for _ in datas]).tolist()
-    packets = [(time_ns, what_is_compared(data)) for time_ns, data in zip(times, datas, strict=True)]
+    packets = [(time_ns, compared_fields(data)) for time_ns, data in zip(times, datas, strict=True)]
     expected = [is_copy(packets, index) for index in range(len(packets))]
     path = tmp_path_factory.mktemp("copies") / "some.pcap"
     path.write_bytes(packet.pcap(zip(times, datas, strict=True)))
@@ -90,8 +90,8 @@ def test_a_copy_is_the_same_packet_shortly_before(tmp_path_factory, seed, window
     assert found == expected
 
 
-def test_what_a_capture_goes_back_behind_is_let_go(tmp_path, monkeypatch):
-    """Else all of one that others were put behind is searched for copies of each packet of these."""
+def test_packets_before_a_step_back_in_time_are_forgotten(tmp_path, monkeypatch):
+    """Otherwise, in concatenated captures, each packet would be compared with the whole previous capture."""
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 300)
     monkeypatch.setattr(mapped, "RECORDS", 300)
     whole = capture("k41_java_cluster").read_bytes()
@@ -109,12 +109,12 @@ def test_what_a_capture_goes_back_behind_is_let_go(tmp_path, monkeypatch):
     assert 1 < most[0] < len(held) // 9 and most[1] <= most[0] + 1, (most, len(held))
 
 
-# --- a connection at both of its ends -------------------------------------------------------------------------------
+# --- a connection captured at both of its ends ------------------------------------------------------------------------
 
 
 def at_both_ends(whole, way_ns, change=lambda data: data):
-    """A capture of a client's machine, with what its broker's would have captured at the same time; each packet of that
-    as `change` makes it."""
+    """A capture at the client, merged with what would have been captured at the broker at the same time, where `change`
+    has been applied to each packet."""
     packets = []
     for time_ns, data, length in packet.records(whole):
         source = unpack_from(">H", data, 34)[0]
@@ -129,16 +129,16 @@ def tagged(data):
     return data[:12] + b"\x81\0\0\x07" + data[12:]
 
 
-def reckoned(data):
-    """With another checksum: a sender's own machine captures before the card reckons it."""
+def with_other_checksum(data):
+    """With another checksum: the sender captures the packet before its network card computes it."""
     data = bytearray(data)
     data[50] ^= 0x55
     return bytes(data)
 
 
 def dialogue(*, stamps, identities, count=80, again=()):
-    """Requests and answers, each of which arrives 20 ms after the one before; those in `again` are sent again after
-    250 ms, with a new identity or time."""
+    """Requests and responses, each 20 ms after the one before; those in `again` are retransmitted after 250 ms, with a
+    new identification or timestamp."""
     sent, packets, time_ns, identity = [1, 1], [], 1_700_000_000_000_000_000, 100
     ends = packet.CLIENT, packet.BROKER
 
@@ -174,11 +174,11 @@ def seen_by(path, whole):
     return Seen(path)
 
 
-@pytest.mark.parametrize("change", (lambda data: data, tagged, reckoned), ids=("same", "tagged", "checksum"))
+@pytest.mark.parametrize("change", (lambda data: data, tagged, with_other_checksum), ids=("same", "tagged", "checksum"))
 @pytest.mark.parametrize("way_ns", (2_000_000, 8_000_000))
 @pytest.mark.parametrize("stamps, identities", ((True, True), (True, False), (False, True)))
-def test_a_packet_seen_at_both_ends_is_one(tmp_path, change, way_ns, stamps, identities):
-    """What was sent again is the same as at one end alone, and answers are as old as at the broker."""
+def test_a_packet_captured_at_both_ends_counts_once(tmp_path, change, way_ns, stamps, identities):
+    """Retransmissions are counted as at one end alone, and latencies are those at the broker."""
     whole = dialogue(stamps=stamps, identities=identities, again={3, 40})
     one, both = (
         seen_by(tmp_path / "one.pcap", whole),
@@ -194,8 +194,8 @@ def test_a_packet_seen_at_both_ends_is_one(tmp_path, change, way_ns, stamps, ide
 
 
 def recut(time_ns, data, sizes, mss):
-    """A segment of Ethernet and IPv4 as offload cuts it, into segments of these sizes at most, 1 us apart; identities
-    count segments of `mss` bytes, or are those of the whole if that is None."""
+    """A segment of Ethernet and IPv4 as offload splits it, into segments of at most these sizes, 1 us apart;
+    identifications count segments of `mss` bytes, or are those of the whole segment if that is None."""
     before = 34 + (data[46] >> 4) * 4  # bytes of headers
     payload, identity = data[before:], unpack_from(">H", data, 18)[0]
     start = number = 0
@@ -218,10 +218,10 @@ LARGE = [request(number, client_id="x" * (size - 14)) for number, size in enumer
 @pytest.mark.parametrize("joined_there", (False, True), ids=("cut on its way", "joined on its way"))
 @pytest.mark.parametrize("sizes", ((MSS,), (17 * MSS, MSS, 5 * MSS)), ids=("MSS", "several"))
 @pytest.mark.parametrize("window", (1, 1 << 10))
-def test_segments_that_offload_cut_or_joined_are_those_of_the_other_end(
+def test_segments_split_or_merged_by_offload_match_those_of_the_other_end(
     tmp_path, monkeypatch, stamps, identities, joined_there, sizes, window
 ):
-    """What was sent again is so still: a second later, and in the same millisecond with the identities that follow."""
+    """Retransmissions are still counted: a second later, and in the same millisecond with the next identifications."""
     for name in ("FIRST_RECORDS", "RECORDS"):
         monkeypatch.setattr(mapped, name, window)
     monkeypatch.setattr(pcap, "WINDOW", 70_000 * window)
@@ -237,7 +237,8 @@ def test_segments_that_offload_cut_or_joined_are_those_of_the_other_end(
         whole = large(payload, seq, stamp, identity)
         here += [(time_ns, whole)]
         there += recut(time_ns + 2_000_000, whole, sizes, MSS if identities else None)
-        if number == 2:  # its tenth segment is sent again at once, if identities tell, and the last one a second later
+        # its tenth segment is retransmitted at once, if identifications reveal that, and the last one a second later
+        if number == 2:
             following = identity + -(-len(payload) // MSS)
             if identities:
                 again = large(payload[10 * MSS : 11 * MSS], seq + 10 * MSS, stamp, following)
@@ -260,8 +261,8 @@ def test_segments_that_offload_cut_or_joined_are_those_of_the_other_end(
 
 @pytest.mark.parametrize("identity", ("counts", "zero", "fixed", "fixed without timestamps"))
 @pytest.mark.parametrize("mss", (400, 536, MSS))
-def test_offload_of_small_segments_and_with_one_identity_for_all(tmp_path, mss, identity):
-    """As where an MSS is clamped, and where the card copies the identity to each segment that it cuts."""
+def test_offload_with_small_segments_or_one_identification_for_all(tmp_path, mss, identity):
+    """As with a clamped MSS, and with a network card that copies the identification to each segment."""
     stamps, counts = "without" not in identity, identity == "counts"
     here, there, time_ns, seq, number = [], [], 1_700_000_000_000_000_000, 1, 0x1234
     syn = packet.ethernet(packet.ipv4(packet.tcp(seq=0, flags=SYN), identity=number - 1))
@@ -283,11 +284,11 @@ def test_offload_of_small_segments_and_with_one_identity_for_all(tmp_path, mss, 
         found[name] = flow.total("retransmissions"), sum(flow.payload_bytes), flow.total("gaps")
     sent = sum(len(payload) + len(payload[-mss:]) for payload in LARGE)
     assert found["here"] == found["there"] == (len(LARGE), sent, 0)
-    assert (found["both"] == found["here"]) == stamps  # nothing tells those without from segments sent again
+    assert (found["both"] == found["here"]) == stamps  # without timestamps they look like retransmissions
 
 
-def test_where_nothing_tells_packets_apart_they_were_sent_again(tmp_path):
-    """Without timestamps, and with one identity for all packets: another time may be a retransmission."""
+def test_indistinguishable_packets_count_as_retransmissions(tmp_path):
+    """Without timestamps, and with one identification for all packets: at another time it may be a retransmission."""
     whole = dialogue(stamps=False, identities=False, again={3, 40})
     (flow,) = seen_by(tmp_path / "both.pcap", at_both_ends(whole, 8_000_000)).flows
     assert flow.total("retransmissions") > 100 and not flow.total("duplicates")
@@ -295,20 +296,20 @@ def test_where_nothing_tells_packets_apart_they_were_sent_again(tmp_path):
 
 @pytest.mark.parametrize("name", ("k41_java_cluster", "k41_quota", "k0102_python147", "k41_ipv6"))
 @pytest.mark.parametrize("way_ns", (2_000_000, 300_000_000))
-def test_each_packet_of_a_real_capture_a_while_later_too(tmp_path, name, way_ns):
+def test_a_real_capture_with_a_delayed_copy_of_each_packet(tmp_path, name, way_ns):
     path = capture(name)
     records = [(time_ns, data) for time_ns, data, _ in packet.records(path.read_bytes())]
     later = [(time_ns + way_ns, data) for time_ns, data in records]
     one = Seen(path)
     both = seen_by(tmp_path / "both.pcap", packet.pcap(sorted(records + later, key=lambda each: each[0])))
-    assert Counter(exact(each) for _, each in both.exchanges) == Counter(exact(each) for _, each in one.exchanges)
+    assert Counter(identity(each) for _, each in both.exchanges) == Counter(identity(each) for _, each in one.exchanges)
     for kind in ("retransmissions", "zero_windows"):
         assert both.kinds().get(kind) == one.kinds().get(kind)
     assert both.quality.size("kafka") == one.quality.size("kafka")
 
 
-def test_a_closed_window_is_closed_once(tmp_path):
-    """Its announcement arrives at the other end when it is open again there."""
+def test_a_closed_window_is_counted_once(tmp_path):
+    """Its announcement arrives at the other end when the window is open again there."""
     wire = Wire().shake().ask(1).send(0, window=0).send(0).ask(2)
     closed, opened = wire.packets[5:7]
     wire.packets[7:7] = [closed, opened]
@@ -317,14 +318,14 @@ def test_a_closed_window_is_closed_once(tmp_path):
     assert not seen.flows[0].total("retransmissions")
 
 
-def test_a_machine_that_is_far_away_does_not_look_like_a_clock_that_was_set(tmp_path):
-    """Its packets have timestamps of 300 ms before."""
+def test_a_long_way_to_the_other_end_is_no_clock_step(tmp_path):
+    """The packets of the other end have timestamps of 300 ms before."""
     whole = dialogue(stamps=True, identities=True)
     assert "clock_step" not in seen_by(tmp_path / "both.pcap", at_both_ends(whole, 300_000_000)).kinds()
 
 
 def fragments(data, order):
-    """An IPv4 packet as routers pass it on that cut it to an MTU of 1420."""
+    """An IPv4 packet fragmented by a router for an MTU of 1420."""
     payload, parts = data[34:], []
     for start in range(0, len(payload), 1400):
         head, part = bytearray(data[:34]), payload[start : start + 1400]
@@ -337,8 +338,8 @@ def fragments(data, order):
 
 @pytest.mark.parametrize("order", (1, -1))
 @pytest.mark.parametrize("stamps", (True, False))
-def test_a_packet_that_is_whole_at_one_end_and_in_fragments_at_the_other_is_one(tmp_path, stamps, order):
-    """What is sent again is so still, whole or in fragments."""
+def test_a_packet_fragmented_at_one_end_only_counts_once(tmp_path, stamps, order):
+    """Retransmissions are still counted, whole or fragmented."""
     packets, time_ns, seq = [], 1_700_000_000_000_000_000, 1
     packets.append((time_ns - 3000, packet.ethernet(packet.ipv4(packet.tcp(seq=0, flags=SYN), identity=99))))
     for number in range(12):
@@ -356,8 +357,8 @@ def test_a_packet_that_is_whole_at_one_end_and_in_fragments_at_the_other_is_one(
     assert sum(flow.payload_bytes) == seq - 1 + len(payload)
 
 
-def test_what_is_sent_again_is_compared_with_segments_of_its_own_bytes_alone(tmp_path, monkeypatch):
-    """Of a bulk sender each of whose segments has the same acknowledgement and window, some are sent again."""
+def test_retransmissions_are_compared_only_with_segments_of_the_same_bytes(tmp_path, monkeypatch):
+    """From a bulk sender whose segments all have the same acknowledgement and window."""
     compared = 0
     span = copies._span
 

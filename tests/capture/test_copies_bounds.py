@@ -1,4 +1,4 @@
-"""Every bound of what is a copy of a packet: what is at it, and what is one beyond, by column and one by one."""
+"""Every limit of the detection of copies, at the limit and one beyond, by column and one by one."""
 
 import pytest
 
@@ -20,16 +20,17 @@ def frame(seq=1, payload=b"some", *, identity=7, stamp=None):
     return packet.ethernet(packet.ipv4(packet.tcp(payload, seq=seq, options=options), identity=identity))
 
 
-class Looks:
-    """Looks for copies among packets, each in a window of its own or all in one."""
+class CopySearch:
+    """Searches packets for copies, each packet in a window of its own or all in one."""
 
     def __init__(self, monkeypatch, fewest, together=False):
         monkeypatch.setattr(inorder, "FEWEST", fewest)
-        monkeypatch.setattr(copies, "MIN_PRUNED", 0)  # what is too old is forgotten at once
+        monkeypatch.setattr(copies, "MIN_PRUNED", 0)  # packets that are too old are forgotten at once
         self.recent, self.dissect, self.together = Recent(), Dissector(Quality()).segment, together
 
     def of(self, packets):
-        """(whether each is a copy, whether its bytes were there, whether that is sure) of packets (time_ns, bytes)."""
+        """(whether it is a copy, whether its bytes were there, whether that is certain) for each packet (time_ns,
+        bytes)."""
         found = []
         for some in [packets] if self.together else [[each] for each in packets]:
             data, records = b"", []
@@ -52,14 +53,14 @@ class Looks:
 @pytest.mark.parametrize("beyond", (0, 1))
 @pytest.mark.parametrize("begin_ns", (0, BEGIN_NS))
 @pytest.mark.parametrize("between", ("early", "late"))
-@pytest.mark.parametrize("tells", ("stamp", "identity", "nothing"))
-def test_a_copy_comes_within_a_second_or_at_once_where_nothing_tells_packets_apart(
-    monkeypatch, tells, between, begin_ns, beyond, together, fewest
+@pytest.mark.parametrize("distinguished_by", ("stamp", "identity", "nothing"))
+def test_a_copy_comes_within_a_second_or_at_once_if_packets_are_indistinguishable(
+    monkeypatch, distinguished_by, between, begin_ns, beyond, together, fewest
 ):
-    looks = Looks(monkeypatch, fewest, together)
-    stamp = 5 if tells == "stamp" else None
-    other = frame(99, identity=8 if tells == "identity" else 7, stamp=stamp)
-    late_ns = AT_ONCE_NS if tells == "nothing" else SAME_PACKET_NS
+    looks = CopySearch(monkeypatch, fewest, together)
+    stamp = 5 if distinguished_by == "stamp" else None
+    other = frame(99, identity=8 if distinguished_by == "identity" else 7, stamp=stamp)
+    late_ns = AT_ONCE_NS if distinguished_by == "nothing" else SAME_PACKET_NS
     one = frame(stamp=stamp)
     last_ns = begin_ns + late_ns + beyond
     times = begin_ns, begin_ns + 1 if between == "early" else last_ns, last_ns
@@ -71,9 +72,9 @@ def test_a_copy_comes_within_a_second_or_at_once_where_nothing_tells_packets_apa
 @BY_COLUMN
 @pytest.mark.parametrize("together", (False, True))
 @pytest.mark.parametrize("between", (2, 3))
-def test_a_copy_comes_while_its_packet_is_among_the_last_that_are_remembered(monkeypatch, between, together, fewest):
+def test_a_copy_is_found_while_its_packet_is_remembered(monkeypatch, between, together, fewest):
     monkeypatch.setattr(copies, "MAX_PACKETS", 3)
-    looks = Looks(monkeypatch, fewest, together)
+    looks = CopySearch(monkeypatch, fewest, together)
     others = [(BEGIN_NS + 1 + number, frame(100 + number, stamp=5)) for number in range(between)]
     found = looks.of([(BEGIN_NS, frame(stamp=5)), *others, (BEGIN_NS + 9, frame(stamp=5))])
     assert found[-1][0] == (between == 2)
@@ -82,17 +83,17 @@ def test_a_copy_comes_while_its_packet_is_among_the_last_that_are_remembered(mon
 
 @BY_COLUMN
 @pytest.mark.parametrize("passed_ns", (SAME_PACKET_NS, SAME_PACKET_NS + 1))
-def test_all_that_may_have_a_copy_is_known_after_a_second(monkeypatch, passed_ns, fewest):
-    found = Looks(monkeypatch, fewest).of([(BEGIN_NS, frame()), (BEGIN_NS + passed_ns, frame(5))])
+def test_after_a_second_no_packet_is_waited_for(monkeypatch, passed_ns, fewest):
+    found = CopySearch(monkeypatch, fewest).of([(BEGIN_NS, frame()), (BEGIN_NS + passed_ns, frame(5))])
     assert [sure for _, _, sure in found] == [False, passed_ns > SAME_PACKET_NS]
 
 
 @BY_COLUMN
 @pytest.mark.parametrize("together", (False, True))
 @pytest.mark.parametrize("back_ns", (1, SAME_PACKET_NS, SAME_PACKET_NS + 1))
-def test_a_copy_may_have_an_earlier_time_by_up_to_a_second(monkeypatch, back_ns, together, fewest):
-    """Behind more than that another capture begins."""
-    looks = Looks(monkeypatch, fewest, together)
+def test_a_copy_may_be_up_to_a_second_earlier(monkeypatch, back_ns, together, fewest):
+    """A larger step back in time is the beginning of another capture."""
+    looks = CopySearch(monkeypatch, fewest, together)
     found = looks.of([(BEGIN_NS, frame(stamp=5)), (BEGIN_NS - back_ns, frame(stamp=5))])
     assert found[1][0] == (back_ns <= SAME_PACKET_NS)
     assert looks.recent.goes_back == (back_ns > SAME_PACKET_NS)
@@ -100,17 +101,18 @@ def test_a_copy_may_have_an_earlier_time_by_up_to_a_second(monkeypatch, back_ns,
 
 
 def test_after_another_capture_began_nothing_is_remembered(monkeypatch):
-    looks = Looks(monkeypatch, 1 << 40)
+    looks = CopySearch(monkeypatch, 1 << 40)
     assert looks.of([(BEGIN_NS, frame(stamp=5))] * 2)[1][0]
     looks.recent.clear()
     assert not looks.of([(BEGIN_NS + 1, frame(stamp=5))])[0][0]
 
 
-# --- segments that offload cut or joined -----------------------------------------------------------------------------
+# --- segments that offload split or merged ----------------------------------------------------------------------------
 
 
 def bytes_found(looks, *segments, stamp):
-    """Whether the bytes of the last of some segments (position, length, identity) were there, 1 us apart."""
+    """Whether the bytes of the last segment were there, given segments (position, length, identification) 1 us
+    apart."""
     packets = [
         (BEGIN_NS + 1000 * number, frame(1 + at, bytes(length), identity=identity, stamp=stamp))
         for number, (at, length, identity) in enumerate(segments)
@@ -122,7 +124,7 @@ def bytes_found(looks, *segments, stamp):
 @BY_COLUMN
 @pytest.mark.parametrize("stamp", (None, 5))
 @pytest.mark.parametrize(
-    "size, is_run, is_joined",  # without timestamps, whether pieces of several segments are believed too
+    "size, is_run, is_joined",  # without timestamps: whether pieces of several segments are recognised too
     (
         (243, False, False),
         (244, True, False),
@@ -134,9 +136,9 @@ def bytes_found(looks, *segments, stamp):
         (9217, False, False),
     ),
 )
-def test_segments_of_a_run_have_sizes_that_networks_have(monkeypatch, size, is_run, is_joined, stamp, fewest):
+def test_segments_of_a_run_have_usual_sizes(monkeypatch, size, is_run, is_joined, stamp, fewest):
     whole = 0, 3 * size, 7
-    looks = lambda: Looks(monkeypatch, fewest)  # noqa: E731
+    looks = lambda: CopySearch(monkeypatch, fewest)  # noqa: E731
     assert bytes_found(looks(), whole, (0, size, 7), stamp=stamp)
     assert bytes_found(looks(), whole, (size, size, 8), stamp=stamp) == is_run
     assert bytes_found(looks(), whole, (2 * size, size, 9), stamp=stamp) == is_run
@@ -153,35 +155,35 @@ def test_segments_of_a_run_have_sizes_that_networks_have(monkeypatch, size, is_r
     (
         ((1000, 1000, 8), True, True),
         ((1000, 999, 8), True, True),
-        ((1000, 1001, 8), False, True),  # a segment has 1000 bytes; a card may have joined two
+        ((1000, 1001, 8), False, True),  # a segment has 1000 bytes; a card may have merged two
         ((1000, 1000, 9), False, True),  # of 500
         ((999, 1000, 8), False, True),  # of 999
         ((1001, 1000, 9), False, False),  # no multiple
         ((1000, 1000, 6), False, False),
         ((2000, 1001, 9), False, False),  # one byte more than there was
-        ((3000, 1, 10), False, False),  # behind it
+        ((3000, 1, 10), False, False),  # after its end
         ((3000, 0, 10), False, False),
     ),
 )
 def test_identities_count_the_segments_of_a_run(monkeypatch, piece, found, with_stamps, fewest):
     for stamp, expected in ((None, found), (5, with_stamps)):
-        assert bytes_found(Looks(monkeypatch, fewest), (0, 3000, 7), piece, stamp=stamp) == expected
+        assert bytes_found(CopySearch(monkeypatch, fewest), (0, 3000, 7), piece, stamp=stamp) == expected
 
 
 @BY_COLUMN
 @pytest.mark.parametrize("identities", ((7, 7), (0, 0), (0, 7), (7, 0)))
 @pytest.mark.parametrize("at", (0, 1000))
 @pytest.mark.parametrize("stamp", (None, 5))
-def test_identities_that_count_nothing_are_no_objection_with_timestamps(monkeypatch, identities, at, stamp, fewest):
+def test_with_timestamps_constant_identifications_are_accepted(monkeypatch, identities, at, stamp, fewest):
     segments = (0, 3000, identities[0]), (at, 1000, identities[1])
-    found = bytes_found(Looks(monkeypatch, fewest), *segments, stamp=stamp)
+    found = bytes_found(CopySearch(monkeypatch, fewest), *segments, stamp=stamp)
     alone = at == 0 and identities == (7, 7)
     assert found == (stamp is not None or alone)
 
 
 @pytest.mark.parametrize("between", (2, 3))
-def test_of_headers_read_one_by_one_so_many_are_looked_through(monkeypatch, between):
+def test_a_limited_number_of_headers_is_searched_one_by_one(monkeypatch, between):
     monkeypatch.setattr(copies, "MAX_OF_RUN", 4)
     others = [(5000 + 1000 * number, 1000, 100 + number) for number in range(between)]
-    found = bytes_found(Looks(monkeypatch, 1 << 40), (0, 3000, 7), *others, (1000, 1000, 8), stamp=5)
+    found = bytes_found(CopySearch(monkeypatch, 1 << 40), (0, 3000, 7), *others, (1000, 1000, 8), stamp=5)
     assert found == (between == 2)

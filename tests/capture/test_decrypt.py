@@ -1,4 +1,4 @@
-"""TLS connections, decrypted by tshark: the requests that the broker's own log counts."""
+"""TLS connections that tshark decrypts have the requests of the broker's own log."""
 
 from collections import Counter
 
@@ -10,7 +10,7 @@ from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from tests import captures
 
-# the broker's request log of k41_tls13_keys, as the captures' notes give it
+# The broker's request log of k41_tls13_keys, from the captures' notes.
 REQUESTS = {
     ("Produce", 7): 7,
     ("Fetch", 11): 52,
@@ -38,7 +38,7 @@ def rows(out, table, name):
 
 
 @pytest.mark.parametrize("how", ("key log", "embedded", "rotated, two processes"))
-def test_tls_with_its_keys_gives_the_exchanges_of_its_broker(tmp_path, how):
+def test_tls_with_its_keys_gives_the_exchanges_of_the_brokers_log(tmp_path, how):
     key_log = captures.capture("k41_tls13_keys.keys")
     path, name, options = captures.capture("k41_tls13_keys"), "k41_tls13_keys.pcap", {"key_log": key_log}
     if how == "embedded":
@@ -74,7 +74,7 @@ def test_keys_of_other_connections_leave_them_encrypted_and_counted(tmp_path):
     assert Counter(row["tls"] for row in connections) == {"tls": 4, "plain": 1}
 
 
-def test_without_tshark_the_user_is_told_what_to_install(tmp_path, monkeypatch):
+def test_without_tshark_the_error_names_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     settings = Settings(key_log=captures.capture("k41_tls13_keys.keys"))
     summary = convert([captures.capture("k41_tls13_keys")], tmp_path / "out", settings)
@@ -94,5 +94,5 @@ def test_without_tshark_the_user_is_told_what_to_install(tmp_path, monkeypatch):
         (b"1.0\t1.1.1.1\t\tx\t2.2.2.2\t\t8\tzz\n", None),
     ],
 )
-def test_lines_of_tshark(line, want):
+def test_lines_of_tshark_are_parsed(line, want):
     assert decrypt._line(line) == want

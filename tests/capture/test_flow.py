@@ -1,4 +1,5 @@
-"""ZooKeeper connections of captures: told as their session tells them, from the begin, from the middle, with holes."""
+"""ZooKeeper connections of captures have the events of their sessions: from the beginning, from the middle, with
+gaps."""
 
 import random
 from collections import Counter
@@ -19,8 +20,8 @@ from tests.zookeeper.traffic import DATA, PORT, packets, talks
 CHANGES = ("create", "delete", "setData")
 
 
-class Told:
-    """What the ZooKeeper connections of a capture said."""
+class Read:
+    """The events of the ZooKeeper connections of a capture."""
 
     def __init__(self, path, *, shards=range(SHARDS), listens=True, **options):
         self.events, self.infos, self.quality = [], [], Quality()
@@ -37,7 +38,8 @@ class Told:
         return self.events.extend
 
     def changes(self, after_ns=0):
-        """The changes of the tree that were answered, each once: the session is not known where the begin is not."""
+        """The completed changes of the tree, each once; without the session id, which a connection joined midstream
+        does not have."""
         return {
             (event.xid, event.zxid)
             for event in self.events
@@ -47,10 +49,10 @@ class Told:
 
 @cache
 def whole():
-    return Told(DATA / "k0102_zkgroup_a.pcap.zst")
+    return Read(DATA / "k0102_zkgroup_a.pcap.zst")
 
 
-def said(events):
+def comparable(events):
     return Counter(
         (event.op, event.session, event.xid, event.zxid, event.error)
         if isinstance(event, Operation)
@@ -65,7 +67,7 @@ def written(tmp_path, kept):
     return path
 
 
-def test_a_capture_gives_the_events_that_its_sessions_give():
+def test_a_capture_gives_the_events_of_its_sessions():
     direct = []
     for talk in talks():
         session = Session()
@@ -73,20 +75,20 @@ def test_a_capture_gives_the_events_that_its_sessions_give():
             session.receive(side, data, now)
         session.close()
         direct += session.events
-    assert said(whole().events) == said(direct)
+    assert comparable(whole().events) == comparable(direct)
     assert len(whole().infos) == len(talks()) == whole().quality.count("zookeeper")
     assert {info.broker_port for info in whole().infos} == {PORT}
     for flaw in ("zookeeper_fault", "zookeeper_unread", "resync", "not_kafka"):
         assert not whole().quality.count(flaw), flaw
-    parts = [Told(DATA / "k0102_zkgroup_a.pcap.zst", shards=range(start, SHARDS, 3)) for start in range(3)]
-    assert said(event for part in parts for event in part.events) == said(direct)
+    parts = [Read(DATA / "k0102_zkgroup_a.pcap.zst", shards=range(start, SHARDS, 3)) for start in range(3)]
+    assert comparable(event for part in parts for event in part.events) == comparable(direct)
 
 
 @pytest.mark.parametrize("options", [{}, {"zookeeper_ports": [PORT]}, {"ports": [9092], "zookeeper_ports": [PORT]}])
-def test_a_capture_that_begins_later_finds_the_connections_by_what_they_say(tmp_path, options):
+def test_connections_joined_midstream_are_recognised_by_their_frames(tmp_path, options):
     kept = packets()[len(packets()) // 2 :]
     begin_ns = kept[0][0]
-    late = Told(written(tmp_path, kept), **options)
+    late = Read(written(tmp_path, kept), **options)
     assert late.quality.count("midstream") >= 10
     settled_ns = begin_ns + 3_000_000_000  # a client pings every two seconds
     assert late.changes(settled_ns) == whole().changes(settled_ns)
@@ -94,28 +96,28 @@ def test_a_capture_that_begins_later_finds_the_connections_by_what_they_say(tmp_
     assert {info.broker_port for info in late.infos} == {PORT}
 
 
-def test_holes_cost_what_is_in_them(tmp_path):
+def test_gaps_lose_only_the_frames_in_them(tmp_path):
     chance = random.Random(3)
-    lossy = Told(written(tmp_path, [each for each in packets() if chance.random() > 0.01]))
+    lossy = Read(written(tmp_path, [each for each in packets() if chance.random() > 0.01]))
     assert lossy.quality.count("gap") > 20
     assert lossy.changes() <= whole().changes()
     assert len(lossy.changes()) > 0.9 * len(whole().changes())
-    fired = [sum(isinstance(event, Notification) for event in told.events) for told in (lossy, whole())]
+    fired = [sum(isinstance(event, Notification) for event in read.events) for read in (lossy, whole())]
     assert fired[0] > 0.9 * fired[1]
 
 
-def test_ports_that_were_not_asked_for_stay_out():
-    asked = Told(DATA / "k0102_zkgroup_a.pcap.zst", ports=[9092])
+def test_other_ports_are_ignored():
+    asked = Read(DATA / "k0102_zkgroup_a.pcap.zst", ports=[9092])
     assert not asked.events
     assert asked.quality.count("other_ports") > 1000
-    counted = Told(DATA / "k0102_zkgroup_a.pcap.zst", listens=False)
+    counted = Read(DATA / "k0102_zkgroup_a.pcap.zst", listens=False)
     assert counted.quality.count("zookeeper") == len(talks())
 
 
-def test_what_is_zookeepers_in_the_middle_of_a_stream():
+def test_zookeeper_frames_are_recognised_midstream():
     sides = Counter()
     for talk in talks():
-        for side, data, _ in talk.parts[2:]:  # behind the connect
+        for side, data, _ in talk.parts[2:]:  # after the connect
             found = content.zookeeper_side(memoryview(data))
             assert found in (None, side)
             sides[found] += 1

@@ -1,4 +1,4 @@
-"""A connection whose protocol is not clear yet: how much of it is kept, and what makes it clear."""
+"""A connection whose protocol is not clear yet: limits of the kept bytes, and the evidence that decides."""
 
 import pytest
 
@@ -12,21 +12,22 @@ KEPT = 4 * content.HEAD
 
 
 def send_all(line, side, size):
-    """So many bytes that say nothing."""
+    """Send `size` bytes that reveal no protocol."""
     for start in range(0, size, 30_000):
         line.send(side, bytes(min(30_000, size - start)))
 
 
 @pytest.mark.parametrize("size, kinds", ((KEPT, [1, 0]), (KEPT + 1, [0, 1])))
-def test_a_connection_of_which_the_client_says_nothing_is_given_up(size, kinds):
+def test_a_connection_without_recognisable_client_bytes_is_abandoned(size, kinds):
     story = Story()
     send_all(Line(story, 40001).shake(), 1, size)
     assert Seen(story).finish().kinds("undecided", "not_kafka") == kinds
 
 
 @pytest.mark.parametrize("more", (-1, 0, 1))
-def test_what_came_before_the_first_request_in_the_middle_of_a_stream_is_dropped(more):
-    """The oldest segment, as soon as more is kept than may be; what is kept counts when the connection is Kafka's."""
+def test_midstream_segments_before_the_first_request_are_dropped(more):
+    """The oldest segments first, once the limit is exceeded; kept bytes count if the connection turns out to be
+    Kafka's."""
     story = Story()
     line = Line(story, 40001)
     size = KEPT + more - len(request(1))
@@ -41,7 +42,7 @@ def test_what_came_before_the_first_request_in_the_middle_of_a_stream_is_dropped
 
 
 @pytest.mark.parametrize("number, known", ((0, True), (63, True), (64, False)))
-def test_so_many_requests_that_are_not_whole_wait_for_an_answer(number, known):
+def test_a_limited_number_of_incomplete_requests_waits_for_a_response(number, known):
     story = Story()
     line = Line(story, 40001)
     for each in range(65):
@@ -52,8 +53,8 @@ def test_so_many_requests_that_are_not_whole_wait_for_an_answer(number, known):
 
 @pytest.mark.parametrize("size", (7, 8))
 @pytest.mark.parametrize("other", (False, True))
-def test_an_answer_is_known_by_its_correlation_id(size, other):
-    """Of the other side's request: a side's own says nothing."""
+def test_a_response_is_recognised_by_its_correlation_id(size, other):
+    """The correlation id of a request of the other side; one of the same side proves nothing."""
     story = Story()
     line = Line(story, 40001).send(0, request(7)[:-1])
     line.send(int(not other), answer(7)[:size])
@@ -61,10 +62,10 @@ def test_an_answer_is_known_by_its_correlation_id(size, other):
 
 
 @pytest.mark.parametrize("count", (1, 2))
-def test_two_whole_requests_are_believed_and_show_who_is_the_client(count):
+def test_two_complete_requests_prove_kafka_and_which_end_is_the_client(count):
     story = Story()
     line = Line(story, 40001)
-    line.ends = line.ends[::-1]  # the broker's port says nothing
+    line.ends = line.ends[::-1]  # the broker's port proves nothing
     for number in range(count):
         line.send(0, request(number))
     seen = Seen(story).finish()
@@ -72,7 +73,7 @@ def test_two_whole_requests_are_believed_and_show_who_is_the_client(count):
     assert [flow.info.client_port for flow in seen.ended] == [9092] * (count == 2)
 
 
-def test_a_request_counts_once_however_often_it_was_sent():
+def test_a_retransmitted_request_counts_once():
     story = Story()
     line = Line(story, 40001)
     for _ in range(2):
@@ -81,7 +82,7 @@ def test_a_request_counts_once_however_often_it_was_sent():
 
 
 @pytest.mark.parametrize("ends", ((0,), (0, 1)))
-def test_a_connection_without_enough_bytes_is_clear_when_both_sides_have_ended(ends):
+def test_a_short_connection_is_decided_when_both_sides_have_ended(ends):
     story = Story()
     line = Line(story, 40001).shake().send(0, b"\0\0")
     for side in ends:
@@ -94,7 +95,7 @@ def test_a_connection_without_enough_bytes_is_clear_when_both_sides_have_ended(e
 @pytest.mark.parametrize("step", (1, 5, 28, 200))
 @pytest.mark.parametrize("lost", (False, True))
 def test_a_proxy_header_is_no_part_of_the_first_request(step, lost):
-    """However it is cut; behind a hole it is no header."""
+    """However it is split; after a gap it is not recognised as a header."""
     header = b"PROXY TCP4 192.0.2.7 10.0.0.2 5000 9092\r\n"
     story = Story()
     line = Line(story, 40001).shake()
@@ -112,8 +113,8 @@ def test_a_proxy_header_is_no_part_of_the_first_request(step, lost):
 
 
 @pytest.mark.parametrize("is_seen", (False, True))
-def test_loss_explains_nothing_of_an_answer_whose_request_was_not_captured(is_seen):
-    """How long it took is not known."""
+def test_loss_explains_nothing_of_a_response_whose_request_was_not_captured(is_seen):
+    """Its latency is unknown."""
     story = Story()
     line = Line(story, 40001).shake().ask(1)
     (line.send if is_seen else line.lose)(0, request(2))
@@ -125,5 +126,5 @@ def test_loss_explains_nothing_of_an_answer_whose_request_was_not_captured(is_se
     for number, each in enumerate(story.packets):
         read.take(number, each)
     read.flows.finish()
-    *_, (*_, stalled) = (each for each in read.heard[read.flow] if len(each) > 2)  # the last exchange
+    *_, (*_, stalled) = (each for each in read.events_of[read.flow] if len(each) > 2)  # the last exchange
     assert bool(stalled) == is_seen

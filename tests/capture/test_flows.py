@@ -1,4 +1,4 @@
-"""Captures of real traffic: exactly the exchanges that an independent walk of their bytes found, in every shape."""
+"""Captures of real traffic have exactly the exchanges that an independent decoder found, in every form of capture."""
 
 from collections import Counter
 
@@ -55,16 +55,16 @@ SAME = [
 ]
 
 
-# captured by another tcpdump, or segments changed places: the times are not those of the base
+# captured by another tcpdump, or with reordered segments: the times differ from those of the base
 OTHER_TIMES = ("k41_realnano", "k41_realSLL", "k41_realSLL2", "k41_mixedlinks", "k41_reordered", "k41_retransmit")
 
 
 class Seen:
-    """What the flows of a capture told."""
+    """The results of the flows of a capture."""
 
     def __init__(self, *paths, ports=(), shards=range(SHARDS), detail=bodies.ERRORS):
         self.exchanges = []  # (info, exchange)
-        self.at_once = 0  # of them were taken by column
+        self.at_once = 0  # how many of them were converted by column
         self.flows = []
         self.unconnected = []
         self.quality = Quality()
@@ -89,7 +89,7 @@ class Seen:
         self.exchanges += [(flows[number].info, exchange) for number, exchange in captures.one_by_one(bulk)]
 
     def requests(self, ports=True):
-        """Counted: what NAME.exchanges.jsonl.gz says of each request."""
+        """Exchanges counted by the fields of NAME.exchanges.jsonl.gz."""
         return Counter(
             (
                 *((info.client_port, info.broker_port) if ports else ()),
@@ -133,7 +133,7 @@ def expected(name, ports=True):
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_exactly_the_exchanges_of_the_capture(name):
+def test_a_capture_gives_exactly_its_exchanges(name):
     seen = Seen(captures.capture(name))
     assert seen.requests() == expected(name)
     kinds = seen.kinds()
@@ -146,7 +146,7 @@ def test_exactly_the_exchanges_of_the_capture(name):
     assert whole <= seen.quality.size("kafka")
 
 
-def test_ports_that_are_named_are_enough_and_the_only_ones():
+def test_only_the_named_ports_are_read():
     path = captures.capture("k41_java_cluster")
     seen = Seen(path, ports=(9091, 9092, 9093))
     want = Counter({key: count for key, count in expected("k41_java_cluster").items() if key[1] in (9091, 9092, 9093)})
@@ -156,30 +156,30 @@ def test_ports_that_are_named_are_enough_and_the_only_ones():
 
 @pytest.mark.parametrize("name", SAME)
 def test_a_shape_without_loss_has_the_exchanges_of_its_base(name):
-    ports = name != "k41_portreuse"  # there the client's ports were renumbered
+    ports = name != "k41_portreuse"  # its client ports were renumbered
     seen = Seen(captures.capture(name))
     assert seen.requests(ports) == expected("k41_BASE", ports)
     base = Seen(captures.capture("k41_BASE"))
-    shaped = Counter(exact(exchange) for _, exchange in seen.exchanges)
+    shaped = Counter(identity(exchange) for _, exchange in seen.exchanges)
     if name not in OTHER_TIMES:
-        assert shaped == Counter(exact(exchange) for _, exchange in base.exchanges)
+        assert shaped == Counter(identity(exchange) for _, exchange in base.exchanges)
 
 
-def told(found):
-    """Everything that was read of a body."""
+def body_rows(found):
+    """Everything that was read from a body."""
     if found is None:
         return None
     return [*found.partitions], [*found.batches]
 
 
 @pytest.mark.parametrize("name", ("k41_tinyseg", "k41_reordered", "k41_retransmit", "k41_ipfrag"))
-def test_bodies_tell_the_same_however_they_were_cut(name):
+def test_bodies_have_the_same_rows_however_they_were_split(name):
     base = Seen(captures.capture("k41_BASE"), detail=bodies.BATCHES)
     shaped = Seen(captures.capture(name), detail=bodies.BATCHES)
 
     def bodies_of(seen):
         return {
-            (info.client_port, exchange.number): (told(exchange.request_body), told(exchange.response_body))
+            (info.client_port, exchange.number): (body_rows(exchange.request_body), body_rows(exchange.response_body))
             for info, exchange in seen.exchanges
         }
 
@@ -189,14 +189,17 @@ def test_bodies_tell_the_same_however_they_were_cut(name):
     assert not shaped.quality.count("fault")
 
 
-def test_a_body_with_a_hole_in_it_tells_nothing():
+def test_a_body_with_a_gap_has_no_rows():
     seen = Seen(captures.capture("k41_snap400"), detail=bodies.BATCHES)
     base = Seen(captures.capture("k41_BASE"), detail=bodies.BATCHES)
-    whole = {(info.client_port, e.number): (told(e.request_body), told(e.response_body)) for info, e in base.exchanges}
+    whole = {
+        (info.client_port, e.number): (body_rows(e.request_body), body_rows(e.response_body))
+        for info, e in base.exchanges
+    }
     silent = 0
     for info, exchange in seen.exchanges:
         for cut, full in zip(
-            (told(exchange.request_body), told(exchange.response_body)),
+            (body_rows(exchange.request_body), body_rows(exchange.response_body)),
             whole[info.client_port, exchange.number],
             strict=True,
         ):
@@ -205,7 +208,7 @@ def test_a_body_with_a_hole_in_it_tells_nothing():
     assert silent > 30
 
 
-def exact(exchange):
+def identity(exchange):
     return (
         exchange.number,
         exchange.correlation_id,
@@ -222,7 +225,7 @@ def exact(exchange):
     )
 
 
-def test_a_capture_of_the_requests_alone_gives_every_request_and_says_that_the_answers_are_not_there():
+def test_a_capture_of_requests_alone_reports_missing_responses():
     seen = Seen(captures.capture("k41_oneway"))
     want = Counter(key[:6] for key in expected("k41_BASE").elements())
     assert Counter(key[:6] for key in seen.requests().elements()) == want
@@ -231,14 +234,14 @@ def test_a_capture_of_the_requests_alone_gives_every_request_and_says_that_the_a
 
 
 @pytest.mark.parametrize("name", ("k41_snap400", "k41_snap96"))
-def test_a_short_snap_length_costs_bodies_but_no_request_and_no_pairing(name):
+def test_a_short_snap_length_loses_bodies_but_no_request_and_no_pairing(name):
     seen = Seen(captures.capture(name))
 
     def paired(counter):
         return Counter((key[:5], key[6]) for key in counter.elements())
 
     assert paired(seen.requests()) == paired(expected("k41_BASE"))
-    # what was read of an answer is right, what was not is not made up
+    # values that were read are right, others are not invented
     whole = {key[:5]: key for key in expected("k41_BASE")}
     for key in seen.requests():
         assert key[7] in (None, whole[key[:5]][7])
@@ -247,7 +250,7 @@ def test_a_short_snap_length_costs_bodies_but_no_request_and_no_pairing(name):
 
 
 @pytest.mark.parametrize("name", ("k41_gaps", "k41_cut", "k41_midstream"))
-def test_where_something_is_missing_nothing_is_invented_and_what_is_missing_is_said(name):
+def test_gaps_are_reported_and_nothing_is_invented(name):
     seen = Seen(captures.capture(name))
     base = Counter(key[:6] for key in expected("k41_BASE").elements())
     got = Counter(key[:6] for key in seen.requests().elements())
@@ -256,7 +259,7 @@ def test_where_something_is_missing_nothing_is_invented_and_what_is_missing_is_s
     assert not Counter(key[:6] for key in seen.requests().elements() if key[6]) - answered
     missing = sum((base - got).values())
     kinds = seen.kinds()
-    if name == "k41_gaps":  # requests inside a hole
+    if name == "k41_gaps":  # requests inside a gap
         assert missing <= 6
         assert kinds["gap"] == 8
         unpaired = sum(exchange.outcome is REQUEST_NOT_SEEN for _, exchange in seen.exchanges)
@@ -265,14 +268,14 @@ def test_where_something_is_missing_nothing_is_invented_and_what_is_missing_is_s
         assert kinds["cut_file"] == 1
     else:
         assert kinds["midstream"] == 8
-        assert sum(got.values()) == 268  # as tshark counts them
+        assert sum(got.values()) == 268  # by tshark's count
 
 
 @pytest.mark.parametrize(
     ("name", "kind", "count"),
     [("k39_zookeeper", "zookeeper", 4), ("k0102_zookeeper", "zookeeper", 15), ("k41_tls13_keys", "tls", 24)],
 )
-def test_what_is_not_kafka_is_named_and_gives_no_exchange(name, kind, count):
+def test_other_protocols_are_named_and_give_no_exchange(name, kind, count):
     seen = Seen(captures.capture(name))
     assert not seen.exchanges
     assert seen.kinds()[kind] == count
@@ -280,13 +283,13 @@ def test_what_is_not_kafka_is_named_and_gives_no_exchange(name, kind, count):
     assert not Seen(captures.capture(name), ports=(9092, 9093, 9094, 9095, 2181, 2182)).exchanges
 
 
-def test_a_plaintext_client_on_a_tls_port_is_seen_for_what_it_is():
+def test_a_plaintext_client_on_a_tls_port_is_recognised():
     seen = Seen(captures.capture("k41_tls_nokeys_kcat"))
     assert [(exchange.plan.api, exchange.outcome) for _, exchange in seen.exchanges] == [("ApiVersions", UNANSWERED)]
     assert seen.kinds()["tls"] == 4
 
 
-def test_shards_together_are_the_whole():
+def test_all_shards_together_have_all_exchanges():
     path = captures.capture("k41_librdkafka")
     whole = Seen(path)
     parts = [Seen(path, shards=range(start, SHARDS, 3)) for start in range(3)]
@@ -302,7 +305,7 @@ def test_both_directions_of_a_flow_fall_into_one_shard():
         assert shard_of(one) == shard_of(other)
 
 
-# --- connections built by hand ---------------------------------------------------------------------------------------
+# --- synthetic connections --------------------------------------------------------------------------------------------
 
 
 def request(number, key=18, version=0, client_id="me"):
@@ -368,7 +371,7 @@ class Wire:
         return Seen(path, **options)
 
 
-def test_the_life_of_a_connection_is_told(tmp_path):
+def test_the_row_of_a_connection_has_its_life(tmp_path):
     wire = Wire().shake().ask(1, 2).send(0, flags=FIN | ACK).send(1, flags=FIN | ACK).send(0)
     seen = wire.seen(tmp_path)
     (flow,) = seen.flows
@@ -378,8 +381,8 @@ def test_the_life_of_a_connection_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("has_syn", (True, False))
-def test_what_brokers_sent_alone_is_one_direction(tmp_path, has_syn):
-    """The SYN-ACK shows where the client's bytes begin, and is no segment of it."""
+def test_packets_of_brokers_alone_are_one_direction(tmp_path, has_syn):
+    """The SYN-ACK shows where the client's bytes begin; it is no segment of the client."""
     wire = Wire().shake().ask(*range(9)).send(1, flags=FIN | ACK)
     wire.packets = [data for data in wire.packets if data[26:30] == packet.BROKER[0]][not has_syn :]
     quality = wire.seen(tmp_path).quality
@@ -387,7 +390,7 @@ def test_what_brokers_sent_alone_is_one_direction(tmp_path, has_syn):
     assert verdict(quality).endswith("Capture both directions.")
 
 
-def test_a_syn_that_is_captured_behind_its_answer_is_no_other_connection(tmp_path):
+def test_a_syn_captured_after_its_syn_ack_is_no_other_connection(tmp_path):
     wire = Wire().shake().ask(1).send(0, flags=FIN | ACK).send(1, flags=FIN | ACK).send(0)
     wire.packets[:2] = reversed(wire.packets[:2])
     seen = wire.seen(tmp_path)
@@ -395,7 +398,7 @@ def test_a_syn_that_is_captured_behind_its_answer_is_no_other_connection(tmp_pat
     assert len(seen.exchanges) == 1 and not seen.quality.count("one_direction")
 
 
-def test_a_reset_and_a_connection_that_stays_open(tmp_path):
+def test_the_close_of_a_reset_and_of_an_open_connection_is_recorded(tmp_path):
     assert Wire().shake().ask(1).send(1, flags=RST).seen(tmp_path).flows[0].close == "reset"
     seen = Wire().shake().ask(1).send(0, request(2)).seen(tmp_path)
     assert seen.flows[0].close == "open"
@@ -404,7 +407,7 @@ def test_a_reset_and_a_connection_that_stays_open(tmp_path):
 
 @pytest.mark.parametrize("lost", (False, True))
 @pytest.mark.parametrize("side", (0, 1))
-def test_segments_on_their_way_when_a_reset_came_are_no_connection(tmp_path, side, lost):
+def test_segments_in_flight_at_a_reset_are_no_connection(tmp_path, side, lost):
     wire = Wire().shake().ask(1).send(side, flags=RST)
     wire.next[side] = 0
     for number in range(4):
@@ -418,13 +421,13 @@ def test_segments_on_their_way_when_a_reset_came_are_no_connection(tmp_path, sid
 
 
 @pytest.mark.parametrize("payload", (b"", request(1)), ids=("empty", "with bytes"))
-def test_what_is_left_of_a_connection_that_ended_before_the_capture_is_none(tmp_path, payload):
+def test_late_packets_of_a_connection_before_the_capture_are_no_connection(tmp_path, payload):
     """An acknowledgement, and a reset: hosts may put text into one (RFC 9293, 3.5.2), which is no request."""
     seen = Wire().send(0).send(1).send(1, payload, flags=RST).send(0, payload, flags=RST).seen(tmp_path)
     assert not seen.flows and [row.kind for row in seen.quality] == ["packets"]
 
 
-def test_an_answer_that_the_capture_shows_behind_its_senders_reset_is_counted(tmp_path):
+def test_a_response_captured_after_its_senders_reset_is_counted(tmp_path):
     wire = Wire().shake().ask(1).send(1, flags=RST)
     wire.packets[-2:] = reversed(wire.packets[-2:])
     seen = wire.seen(tmp_path)
@@ -432,7 +435,7 @@ def test_an_answer_that_the_capture_shows_behind_its_senders_reset_is_counted(tm
     assert seen.quality.count("after_reset") == 1
 
 
-def test_ports_used_again_after_a_reset_are_another_connection(tmp_path):
+def test_ports_reused_after_a_reset_are_another_connection(tmp_path):
     wire = Wire().shake().ask(1).send(1, flags=RST)
     wire.next = [70_000_000, 90_000_000]  # the SYN was not captured
     seen = wire.ask(1, 2).seen(tmp_path)
@@ -440,8 +443,8 @@ def test_ports_used_again_after_a_reset_are_another_connection(tmp_path):
     assert len(seen.exchanges) == 3
 
 
-def test_connections_that_are_silent_for_long_end_and_one_that_goes_on_is_another(tmp_path, monkeypatch):
-    """As `kproxy watch` has them end, every now and then: between two windows."""
+def test_idle_connections_end_and_later_packets_are_another_connection(tmp_path, monkeypatch):
+    """As when `kproxy watch` expires them now and then, between two windows."""
     after = []  # each time: (flows that ended, that are open)
     take = Flows.window
 
@@ -465,7 +468,7 @@ def test_connections_that_are_silent_for_long_end_and_one_that_goes_on_is_anothe
     assert asked == [1, 2, 3]
 
 
-def test_a_connection_put_away_as_idle_loses_nothing_when_it_goes_on(tmp_path, monkeypatch):
+def test_a_connection_evicted_as_idle_loses_nothing_when_it_continues(tmp_path, monkeypatch):
     monkeypatch.setattr(flows, "MAX_FLOWS", 8)
     clients = [(packet.CLIENT[0], port) for port in range(40_000, 41_000)]
     broker = packet.BROKER
@@ -475,13 +478,13 @@ def test_a_connection_put_away_as_idle_loses_nothing_when_it_goes_on(tmp_path, m
     for client in others[:8]:
         idle.packets += Wire(client=client).shake().ask(1).packets
     seen = idle.ask(2, 3).seen(tmp_path)
-    assert seen.quality.count("idle") == 2  # each time one more was opened
+    assert seen.quality.count("idle") == 2  # each time another connection was opened
     assert len(seen.exchanges) == 9 + 2
     assert all(exchange.outcome is ANSWERED for _, exchange in seen.exchanges)
 
 
 @pytest.mark.parametrize("syn_lost", (False, True))
-def test_ports_used_again_are_another_connection(tmp_path, syn_lost):
+def test_reused_ports_are_another_connection(tmp_path, syn_lost):
     wire = Wire().shake().ask(1).send(0, flags=FIN | ACK).send(1, flags=FIN | ACK).send(0)
     wire.next = [700_000, 900_000]
     if not syn_lost:
@@ -500,7 +503,7 @@ def test_a_new_syn_ends_a_connection_whose_end_was_not_captured(tmp_path):
     assert [flow.close for flow in seen.flows] == ["reused", "open"]
 
 
-def test_syns_sent_again_are_one_connection(tmp_path):
+def test_retransmitted_syns_are_one_connection(tmp_path):
     wire = Wire().send(0, flags=SYN)
     wire.next[0] -= 1
     wire.send(0, flags=SYN).send(1, flags=SYN | ACK)
@@ -512,30 +515,30 @@ def test_syns_sent_again_are_one_connection(tmp_path):
     assert len(seen.exchanges) == 1
 
 
-def test_connects_that_fail_are_told_and_none_that_work(tmp_path):
-    """Refused and unanswered ones, named by their servers; beside them whatever else has no bytes."""
+def test_failed_connects_are_reported_and_successful_ones_are_not(tmp_path):
+    """Refused and unanswered connects, with their servers, among other connections without bytes."""
     packets = []
-    for port, said in (
+    for port, letters in (
         (1, "S r"),  # refused
-        (2, "SSS"),  # nobody answers
+        (2, "SSS"),  # unanswered
         (3, "SS r"),  # refused late
         (4, "S sAF f A"),  # a health check
-        (5, "S sR"),  # another one
+        (5, "S sR"),  # another health check
         (6, "S sA"),  # still open
-        (7, "S"),  # the capture's end
-        (8, "A"),  # its beginning
+        (7, "S"),  # the capture ends
+        (8, "A"),  # the capture begins
         (9, "SSS sA"),  # answered late
-        (10, "S R"),  # the client gave up
-        (11, "S s s s"),  # the answer never arrives
-        (12, "S s S s"),  # nor here, where both ends say it again
+        (10, "S R"),  # the client gives up
+        (11, "S s s s"),  # the SYN-ACK never arrives
+        (12, "S s S s"),  # nor here, where both ends retransmit
         (13, "S s S s r"),  # until the server gives up, late
         (14, "S s s A"),  # it arrives late
-        (15, "S s"),  # the capture's end
+        (15, "S s"),  # the capture ends
         (17, "S S s"),  # the same
-        (16, "S s S R"),  # the client knows nothing of it
+        (16, "S s S R"),  # the client does not know the connection
     ):
         wire = Wire(client=(packet.CLIENT[0], 50000 + port))
-        for letter in said.replace(" ", ""):
+        for letter in letters.replace(" ", ""):
             flags = {"S": SYN, "A": ACK, "F": FIN | ACK, "R": RST}[letter.upper()] | (ACK if letter in "sr" else 0)
             if letter == "S":
                 wire.next[0] = 1000
@@ -557,10 +560,11 @@ def test_connects_that_fail_are_told_and_none_that_work(tmp_path):
     assert row.sentence.endswith("(10.0.0.2:9092 ×2)")
 
 
-def connected(said, port=1):
-    """Packets of a connection as letters: S, A, F, R and D (data) of the client, small ones of the server."""
+def connected(letters, port=1):
+    """The packets of a connection from letters: S, A, F, R and D (data) of the client, lower case ones of the
+    server."""
     wire = Wire(client=(packet.CLIENT[0], 50000 + port))
-    for letter in said.replace(" ", ""):
+    for letter in letters.replace(" ", ""):
         flags = {"S": SYN, "A": ACK, "F": FIN | ACK, "R": RST, "D": ACK}[letter.upper()]
         flags |= ACK if letter in "sr" else 0
         wire.send(int(letter.islower()), b"data" * (letter in "Dd"), flags=flags)
@@ -568,14 +572,14 @@ def connected(said, port=1):
 
 
 @pytest.mark.parametrize(
-    ("said", "step_ns", "close"),
+    ("letters", "step_ns", "close"),
     (
         ("S s A f A F a", 1_000_000, "closed_at_once"),
         ("S s A f R", 1_000_000, "closed_at_once"),  # by a client that wanted to write
-        ("S s f", 1_000_000, "closed_at_once"),  # the capture ends before the client's own end
+        ("S s f", 1_000_000, "closed_at_once"),  # the capture ends before the client's FIN
         ("S s A r", 1_000_000, "closed_at_once"),
         ("S s r", 1_000_000, "closed_at_once"),
-        ("S s A r", 2_000_000_000, None),  # after a while: it ends idle connections
+        ("S s A r", 2_000_000_000, None),  # after a while: the server ends idle connections
         ("S s A F f A", 1_000_000, None),  # a health check
         ("S s A R", 1_000_000, None),
         ("S s A D f", 1_000_000, None),
@@ -584,9 +588,9 @@ def connected(said, port=1):
         ("A f", 1_000_000, None),
     ),
 )
-def test_a_connection_that_its_server_closes_before_any_byte_is_a_failed_connect(tmp_path, said, step_ns, close):
+def test_a_connection_that_its_server_closes_before_any_byte_is_a_failed_connect(tmp_path, letters, step_ns, close):
     wire = Wire()
-    wire.packets = connected(said)
+    wire.packets = connected(letters)
     seen = wire.seen(tmp_path, step_ns)
     assert [flow.close for flow in seen.unconnected] == ([close] if close else [])
     kinds = seen.kinds()
@@ -602,16 +606,16 @@ def test_a_connection_that_its_server_closes_before_any_byte_is_a_failed_connect
     (
         ("F f A", (), "client"),
         ("f A F a", (), "broker"),
-        ("f R", (), "broker"),  # the client's reset answers the broker's FIN
+        ("f R", (), "broker"),  # the client's reset responds to the broker's FIN
         ("R", (), "client"),
         ("r", (), "broker"),
-        ("f", (), "broker"),  # the capture ends before the client's own end
+        ("f", (), "broker"),  # the capture ends before the client's FIN
         ("", (), None),
         ("F f A", (5,), None),  # the client's FIN was not captured
-        ("f", (0, 2, 3), None),  # nothing of the client was captured
+        ("f", (0, 2, 3), None),  # no packet of the client was captured
     ),
 )
-def test_who_ended_a_connection_first_is_told(tmp_path, end, unseen, closed_by):
+def test_the_end_that_closed_first_is_recorded(tmp_path, end, unseen, closed_by):
     wire = Wire().shake().ask(1)
     for letter in end.replace(" ", ""):
         wire.send(int(letter.islower()), flags={"A": ACK, "F": FIN | ACK, "R": RST}[letter.upper()])
@@ -620,7 +624,7 @@ def test_who_ended_a_connection_first_is_told(tmp_path, end, unseen, closed_by):
 
 
 def undelivered(kind, code, syn, number=0):
-    """An ICMP message of a router about a packet on Ethernet, of which it quotes what RFC 792 asks for."""
+    """A router's ICMP message about a packet on Ethernet, which it quotes as far as RFC 792 requires."""
     router = (b"\x0a\0\0\x63", 0)
     message = packet.icmp(kind, code, number, syn[14:42])
     return packet.ethernet(packet.ipv4(message, protocol=1, source=router, target=packet.CLIENT))
@@ -630,7 +634,7 @@ def undelivered(kind, code, syn, number=0):
     ("code", "close"),
     ((0, "net_unreachable"), (1, "host_unreachable"), (3, "port_unreachable"), (10, "prohibited"), (13, "prohibited")),
 )
-def test_a_connect_that_icmp_reports_as_undelivered_says_why(tmp_path, code, close):
+def test_a_connect_that_icmp_reports_as_undelivered_has_the_reason(tmp_path, code, close):
     wire = Wire().send(0, flags=SYN)
     wire.packets.append(undelivered(3, code, wire.packets[0]))
     wire.packets += connected("S s A F f A", 2)
@@ -643,8 +647,8 @@ def test_a_connect_that_icmp_reports_as_undelivered_says_why(tmp_path, code, clo
     assert row.sentence.endswith(f"(10.0.0.2:9092 {close.replace('_', ' ')} ×1)")
 
 
-def test_a_connect_that_nobody_answers_ends_before_connections_that_are_silent(tmp_path):
-    """As `kproxy watch` ends them; a SYN that comes later still is no further connect."""
+def test_an_unanswered_connect_expires_before_silent_connections(tmp_path):
+    """As when `kproxy watch` expires them; an even later SYN is no further connect."""
     seen = Seen()
     waiting, silent = Wire().send(0, flags=SYN), Wire(client=(packet.CLIENT[0], 50001)).shake()
     frames = [*waiting.packets * 2, *silent.packets]
@@ -660,8 +664,8 @@ def test_a_connect_that_nobody_answers_ends_before_connections_that_are_silent(t
     assert len(seen.unconnected) == 1 and len(list(seen.reader.open)) == 1
 
 
-def test_icmp_about_other_packets_says_nothing_of_a_connect(tmp_path):
-    """A connect that is answered nevertheless, another sequence number, no connection at all."""
+def test_icmp_about_other_packets_does_not_affect_a_connect(tmp_path):
+    """A connect that succeeds nevertheless, another sequence number, no connection at all."""
     answered = connected("S s A", 1)
     forged = Wire(client_isn=77).send(0, flags=SYN).packets[0]
     wire = Wire().send(0, flags=SYN)
@@ -677,10 +681,10 @@ def test_icmp_about_other_packets_says_nothing_of_a_connect(tmp_path):
     assert not seen.unconnected and seen.kinds()["undelivered"] == 4
 
 
-def test_the_mtu_that_a_router_names_is_the_connections(tmp_path):
+def test_the_mtu_reported_by_a_router_is_recorded(tmp_path):
     wire = Wire().shake().ask(1)
     too_big = wire.packets[-1]
-    for mtu in (1400, 0, 67, 1280, 1500):  # no link has one of 67
+    for mtu in (1400, 0, 67, 1280, 1500):  # no link has an MTU of 67
         wire.packets.append(undelivered(3, 4, too_big, mtu))
     wire.ask(2)
     seen = wire.seen(tmp_path)
@@ -690,10 +694,8 @@ def test_the_mtu_that_a_router_names_is_the_connections(tmp_path):
 
 
 @pytest.mark.parametrize("settings, at_once", [({}, True), ({"apart": True}, False)])
-def test_faults_are_noted_while_a_connection_is_open_unless_it_may_be_left_to_another_reader(
-    tmp_path, settings, at_once
-):
-    """`kproxy watch` shows them when they come."""
+def test_faults_are_counted_at_once_unless_another_reader_may_take_over(tmp_path, settings, at_once):
+    """`kproxy watch` shows them when they occur."""
     path = tmp_path / "wire.pcap"
     wire = Wire().shake().ask(1).send(0, b"\xff" * 40)
     path.write_bytes(packet.pcap([(n * 1_000_000, data) for n, data in enumerate(wire.packets)]))
@@ -706,7 +708,7 @@ def test_faults_are_noted_while_a_connection_is_open_unless_it_may_be_left_to_an
     assert quality.count("fault") == 1
 
 
-def test_segments_sent_again_are_those_of_the_exchange_that_was_under_way(tmp_path):
+def test_retransmissions_are_counted_in_the_exchange_in_flight(tmp_path):
     wire = Wire().shake().ask(1)
     for number, times in ((2, 1), (3, 0), (4, 2)):
         for _ in range(times):
@@ -715,7 +717,7 @@ def test_segments_sent_again_are_those_of_the_exchange_that_was_under_way(tmp_pa
         wire.ask(number)
     wire.send(0, request(5))
     wire.next[0] -= len(request(5))
-    wire.send(0, request(5))  # and no answer
+    wire.send(0, request(5))  # and no response
     seen = wire.seen(tmp_path)
     (flow,) = seen.flows
     assert [flow.sent_again(exchange) for _, exchange in seen.exchanges] == [0, 1, 0, 2, 1]
@@ -723,8 +725,8 @@ def test_segments_sent_again_are_those_of_the_exchange_that_was_under_way(tmp_pa
 
 
 @pytest.mark.parametrize("end", ("acknowledged", "reset", "the capture's"))
-def test_an_answer_that_arrives_late_is_told_with_how_long_it_took(tmp_path, end):
-    """Sent three times more; a packet captured twice, and what had been acknowledged, are not sent again late."""
+def test_a_response_delayed_by_loss_has_the_time_of_its_delay(tmp_path, end):
+    """Retransmitted three times; copies, and retransmissions of acknowledged bytes, are not counted as late."""
     wire = Wire().shake().ask(1).send(0)
     begun = wire.next[1]
     wire.ask(2)
@@ -752,8 +754,8 @@ def test_an_answer_that_arrives_late_is_told_with_how_long_it_took(tmp_path, end
 
 
 @pytest.mark.parametrize("window", (pcap.WINDOW, 300, 1))
-def test_a_packet_captured_twice_is_not_a_segment_sent_again(tmp_path, monkeypatch, window):
-    """As on a bridge and its member: the copies come in bursts. Sent again, a segment has another IP identity."""
+def test_a_packet_captured_twice_is_not_a_retransmission(tmp_path, monkeypatch, window):
+    """As on a bridge and its member: the copies come in bursts. A retransmission has another IP identification."""
     for module, name in ((pcap, "WINDOW"), (mapped, "PIECE_BYTES"), (mapped, "FIRST_RECORDS")):
         monkeypatch.setattr(module, name, window)
     wire = Wire().shake().ask(1, 2, 3)
@@ -770,20 +772,22 @@ def test_a_packet_captured_twice_is_not_a_segment_sent_again(tmp_path, monkeypat
 
 
 def test_a_whole_capture_captured_twice_gives_the_same_exchanges(tmp_path):
-    """Every packet again through a VLAN port a little later; loopback's TCP has timestamps, the copies keep them."""
+    """Every packet again through a VLAN port a little later; loopback's TCP has timestamps, which the copies keep."""
     records = [(time_ns, frame) for time_ns, frame, _ in packet.records(captures.capture("k41_BASE").read_bytes())]
     copies = [(time_ns + 150_000, frame[:12] + b"\x81\0\0\7" + frame[12:]) for time_ns, frame in records]
     path = tmp_path / "twice.pcap"
     path.write_bytes(packet.pcap(sorted(records + copies, key=lambda record: record[0])))
     seen, base = Seen(path), Seen(captures.capture("k41_BASE"))
-    assert Counter(map(exact, (e for _, e in seen.exchanges))) == Counter(map(exact, (e for _, e in base.exchanges)))
+    assert Counter(map(identity, (e for _, e in seen.exchanges))) == Counter(
+        map(identity, (e for _, e in base.exchanges))
+    )
     assert seen.kinds()["duplicate_packets"] > 800
     assert seen.kinds()["retransmissions"] == base.kinds()["retransmissions"]
     assert seen.quality.size("kafka") == base.quality.size("kafka")
 
 
 def test_the_client_is_found_without_a_syn(tmp_path):
-    """Joined in the middle, with the broker's bytes first: requests tell who is the client."""
+    """Joined midstream, with the broker's bytes first: requests identify the client."""
     wire = Wire().send(1, answer(0)).ask(1, 2)
     seen = wire.seen(tmp_path)
     assert {(info.client_port, info.broker_port) for info, _ in seen.exchanges} == {(40000, 9092)}
@@ -793,8 +797,8 @@ def test_the_client_is_found_without_a_syn(tmp_path):
 
 @pytest.mark.parametrize("side", (0, 1))
 @pytest.mark.parametrize("port", (40000, 1024))
-def test_of_tls_in_the_middle_of_a_stream_the_end_with_the_higher_port_is_the_client(tmp_path, port, side):
-    """Whoever is heard first."""
+def test_in_tls_joined_midstream_the_end_with_the_higher_port_is_the_client(tmp_path, port, side):
+    """Whichever end is captured first."""
     record = b"\x17\3\3\0\5hello"
     seen = Wire(client=(packet.CLIENT[0], port)).send(side, record).send(1 - side, record).seen(tmp_path)
     assert seen.kinds()["tls"] == 1
@@ -802,14 +806,14 @@ def test_of_tls_in_the_middle_of_a_stream_the_end_with_the_higher_port_is_the_cl
     assert (flow.info.client_port, flow.info.broker_port) == tuple(sorted((port, 9092), reverse=True))
 
 
-def test_a_stream_is_named_from_its_client_to_its_broker_whoever_is_heard_first(tmp_path):
+def test_a_stream_is_named_from_client_to_broker_whichever_is_captured_first(tmp_path):
     (seen, other) = (Wire(client_isn=isn).send(1, answer(0)).ask(1, 2).seen(tmp_path) for isn in (1000, 77))
     keys = [key for each in (seen, other) for key, *_ in each.quality.counts() if key.startswith("stream ")]
     assert [key.split(" ", 2)[2] for key in keys] == ["10.0.0.1:40000 to 10.0.0.2:9092"] * 2
     assert keys[0] != keys[1]
 
 
-def test_bytes_that_are_nobodys_are_undecided_or_not_kafka(tmp_path):
+def test_unrecognisable_bytes_are_undecided_or_not_kafka(tmp_path):
     assert Wire().shake().send(0, b"\0\0").seen(tmp_path).kinds()["undecided"] == 1
     assert Wire().shake().send(0, b"SSH-2.0-OpenSSH").seen(tmp_path).kinds()["not_kafka"] == 1
     assert Wire().shake().send(0, b"GET / HTTP/1.1\r\n").seen(tmp_path).kinds()["http"] == 1
@@ -824,8 +828,8 @@ def test_a_zookeeper_connect_is_no_produce():
     assert content.witness(connect) is None
 
 
-def test_captures_one_behind_the_other_are_read_one_after_the_other(tmp_path):
-    """Packets go back in time: none of a capture is taken for a copy of one in the capture before."""
+def test_concatenated_captures_are_read_one_after_the_other(tmp_path):
+    """Packets go back in time: no packet is taken for a copy of one in the previous capture."""
     copies = 9
     whole = captures.capture("k41_java_cluster").read_bytes()
     one, many = tmp_path / "one.pcap", tmp_path / "many.pcap"
@@ -837,18 +841,18 @@ def test_captures_one_behind_the_other_are_read_one_after_the_other(tmp_path):
     assert found[1].quality.count("clock_back") > 1000
 
 
-def translated(data, address):
-    """A packet of k41_BASE as it is on the other side of a translation of the broker's address."""
+def with_translated_address(data, address):
+    """A packet of k41_BASE on the other side of a NAT of the broker's address."""
     place = 30 if data[36:38] == (9092).to_bytes(2) else 26
     return data[:place] + address + data[place + 4 :]
 
 
 @pytest.mark.parametrize("late_ns", (20_000, 3_600_000_000_000))
-def test_a_stream_under_two_addresses_is_named(tmp_path, late_ns):
-    """A ClusterIP and the address of its pod. An hour later the same sequence numbers are those of another stream."""
+def test_a_stream_under_two_addresses_is_reported(tmp_path, late_ns):
+    """A ClusterIP and the address of its pod. An hour later equal sequence numbers belong to another stream."""
     packets = [(time_ns, data) for time_ns, data, _ in packet.records(captures.capture("k41_BASE").read_bytes())]
-    copies = [(time_ns + late_ns, translated(data, bytes((10, 96, 0, 7)))) for time_ns, data in packets]
-    path = tmp_path / "translated.pcap"
+    copies = [(time_ns + late_ns, with_translated_address(data, bytes((10, 96, 0, 7)))) for time_ns, data in packets]
+    path = tmp_path / "with_translated_address.pcap"
     path.write_bytes(packet.pcap(sorted(packets + copies)))
     one, whole = Seen(captures.capture("k41_BASE")), Seen(path)
     parts = Quality()

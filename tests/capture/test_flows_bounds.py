@@ -1,4 +1,4 @@
-"""Every bound of the life of a connection: what is at it, and what is one beyond."""
+"""Every limit in the life of a connection, at the limit and one beyond."""
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.capture.story import MS, Line, Story, answer, reported, request
 
 
 class Seen:
-    """What the connections of a story told, taken packet by packet."""
+    """The results of the connections of a story, read packet by packet."""
 
     def __init__(self, story, **options):
         self.ended, self.unconnected, self.quality = [], [], Quality()
@@ -26,7 +26,7 @@ class Seen:
         self.take()
 
     def take(self):
-        """What the story has by now."""
+        """Read the packets that the story has so far."""
         for time_ns, data, length in self.story.packets[self.taken :]:
             self.flows.window(Window(data, 0, [(time_ns, ETHERNET, 0, len(data), length)]))
             self.taken += 1
@@ -42,7 +42,7 @@ class Seen:
 
 
 @pytest.mark.parametrize("begin_ns", (0, 1, 10**18))
-def test_connections_end_that_are_silent_since_before_a_moment(begin_ns):
+def test_connections_without_packets_since_a_moment_end(begin_ns):
     story = Story(begin_ns)
     Line(story, 40001).shake().ask(1)
     last_ns = story.packets[-1][0]
@@ -57,8 +57,8 @@ def test_connections_end_that_are_silent_since_before_a_moment(begin_ns):
 
 
 @pytest.mark.parametrize("begin_ns", (0, 1, 10**18))
-def test_connects_end_that_nobody_answered_since_before_a_moment(begin_ns):
-    """Not those that were answered, though their client has not acknowledged that."""
+def test_connects_unanswered_since_a_moment_end(begin_ns):
+    """Not answered ones, even if their client has not acknowledged the response."""
     story = Story(begin_ns)
     Line(story, 40001).send(0, flags=SYN)
     seen = Seen(story)
@@ -83,7 +83,7 @@ def test_a_server_closes_at_once_within_a_second_of_the_handshake(begin_ns, flag
 
 
 @pytest.mark.parametrize("begin_ns", (0, 10**18))
-def test_a_handshake_takes_from_its_first_syn_to_what_the_client_sends_next(begin_ns):
+def test_a_handshake_lasts_from_the_first_syn_to_the_clients_next_packet(begin_ns):
     story = Story(begin_ns)
     line = Line(story, 40001).send(0, flags=SYN)
     story.wait(7 * MS)
@@ -97,8 +97,8 @@ def test_a_handshake_takes_from_its_first_syn_to_what_the_client_sends_next(begi
     "by, after, opened",
     ((-BEHIND, 0, 0), (-BEHIND - 1, 0, 0), (-4, 0, 0), (-3, 1, 0), (0, 1, 0), (IN_FLIGHT, 1, 0), (IN_FLIGHT + 1, 0, 1)),
 )
-def test_what_the_peer_sent_before_it_heard_of_a_reset_is_no_connection(by, after, opened):
-    """by: where it begins, behind the last byte that was captured before."""
+def test_packets_of_the_peer_in_flight_at_a_reset_are_no_connection(by, after, opened):
+    """by: where the late packet begins, relative to the last byte captured before."""
     story = Story()
     line = Line(story, 40001, (1 << 30, 1 << 30)).shake().ask(1).send(0, flags=RST)
     line.send(1, b"late", at=line.next[1] + by)
@@ -110,7 +110,7 @@ def test_what_the_peer_sent_before_it_heard_of_a_reset_is_no_connection(by, afte
 @pytest.mark.parametrize(
     "by, payload, after, opened", ((0, b"x", 1, 0), (0, b"", 0, 0), (1, b"x", 0, 1), (-1, b"x", 0, 0))
 )
-def test_what_a_side_sent_just_before_its_own_reset_is_no_connection(by, payload, after, opened):
+def test_packets_sent_just_before_a_sides_own_reset_are_no_connection(by, payload, after, opened):
     story = Story()
     line = Line(story, 40001).shake().ask(1).send(1, flags=RST)
     line.send(1, payload, at=line.next[1] + by)
@@ -119,7 +119,7 @@ def test_what_a_side_sent_just_before_its_own_reset_is_no_connection(by, payload
 
 
 @pytest.mark.parametrize("by, opened", ((-1, 0), (0, 0), (1, 1)))
-def test_bytes_behind_the_end_of_a_connection_begin_another(by, opened):
+def test_bytes_after_the_end_of_a_connection_begin_another(by, opened):
     story = Story()
     line = Line(story, 40001).shake().ask(1).close()
     line.send(0, request(2), at=line.next[0] + by)
@@ -148,8 +148,8 @@ def test_a_router_names_the_mtu_of_a_packet_whose_number_fits(by, known):
 
 
 @pytest.mark.parametrize("count", (2, 3))
-def test_so_many_ended_connections_are_remembered(monkeypatch, count):
-    """What comes late of one that is remembered begins no other."""
+def test_a_limited_number_of_ended_connections_is_remembered(monkeypatch, count):
+    """Late packets of a remembered connection begin no other."""
     monkeypatch.setattr(flows, "MAX_ENDED", 2)
     monkeypatch.setattr(flows, "shard_of", lambda key: 0)
     story = Story()
@@ -163,7 +163,7 @@ def test_so_many_ended_connections_are_remembered(monkeypatch, count):
 
 
 @pytest.mark.parametrize("count", (8, 9))
-def test_so_many_connections_are_open_and_the_longest_silent_are_put_away(monkeypatch, count):
+def test_beyond_the_limit_the_connections_silent_for_longest_are_evicted(monkeypatch, count):
     monkeypatch.setattr(flows, "MAX_FLOWS", 8)
     monkeypatch.setattr(flows, "shard_of", lambda key: 0)
     story = Story()
@@ -178,7 +178,7 @@ def test_so_many_connections_are_open_and_the_longest_silent_are_put_away(monkey
 
 
 @pytest.mark.parametrize("port, kept", ((9092, True), (9093, False), (40001, True)))
-def test_of_named_ports_alone_connections_are_taken(port, kept):
+def test_only_connections_of_named_ports_are_read(port, kept):
     story = Story()
     Line(story, 40001).shake().ask(1)
     seen = Seen(story, ports=(port,)).finish()
@@ -186,7 +186,7 @@ def test_of_named_ports_alone_connections_are_taken(port, kept):
     assert seen.quality.size("other_ports") == (0 if kept else len(request(1) + answer(1)))
 
 
-def test_times_that_stand_still_go_on_and_those_that_go_back_are_counted():
+def test_equal_times_are_accepted_and_times_that_go_back_are_counted():
     for step, back in ((0, 0), (1, 0), (-1, 2)):
         story = Story()
         line = Line(story, 40001).shake()
@@ -200,7 +200,7 @@ def test_times_that_stand_still_go_on_and_those_that_go_back_are_counted():
 @pytest.mark.parametrize("begin_ns", (0, 10**18))
 @pytest.mark.parametrize("count", (flows.FEW_PACKETS - 1, flows.FEW_PACKETS))
 @pytest.mark.parametrize("apart_ns", (0, 1))
-def test_many_packets_at_one_moment_have_no_times_of_their_own(begin_ns, count, apart_ns):
+def test_many_packets_with_one_timestamp_have_no_times(begin_ns, count, apart_ns):
     story = Story(begin_ns)
     line = Line(story, 40001)
     for _ in range(count):

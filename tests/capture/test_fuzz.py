@@ -1,8 +1,8 @@
-"""Damaged captures, thousands of them: flipped bits, cuts and splices, in packets as in the file around them.
+"""Thousands of damaged captures: flipped bits, cuts and splices, in packets and in the file around them.
 
-No crash, no hang, bounded memory. And of each exchange that is told, the request and the answer are there: their
-headers are those of the unharmed capture, where an independent walk found them, or what the flipped bits have made of
-one. A cut can also tear a header itself apart; that is rare, and counted.
+No crash, no hang, bounded memory. The request and the response of each reported exchange exist: their headers are those
+of the undamaged capture, where an independent decoder found them, or result from flipped bits. A cut can also split a
+header itself; that is rare, and counted.
 """
 
 import random
@@ -23,9 +23,9 @@ from tests.capture import packet
 from tests.capture.test_flows import Seen
 
 RUNS = 3000
-PARTS = 4  # of them, each a test
+PARTS = 4  # of the runs, each of which is a test
 BROKER_PORT = 9092
-PORTS = range(34, 38)  # where they lie in a packet: Ethernet, IPv4 without options
+PORTS = range(34, 38)  # the offset of the ports in a packet: Ethernet, IPv4 without options
 
 
 @cache
@@ -35,7 +35,7 @@ def records():
 
 @cache
 def headers():
-    """Where the bytes of each frame's header lie: the packet's ports, then the header; as (record, offset in it)."""
+    """The bytes of each frame's header: the packet's ports, then the header; as (record, offset in it)."""
     streams = defaultdict(dict)  # position -> (record, offset, bytes) of a segment
     firsts = {}
     for number, (_, data, _) in enumerate(records()):
@@ -64,12 +64,12 @@ def headers():
 
 @cache
 def header_at():
-    """(record, offset) -> the header whose byte lies there."""
+    """(record, offset) -> the header that contains this byte."""
     return {place: header for header in headers() for place in header}
 
 
-def told(header):
-    """What an exchange tells of a header, ports before it: of a request, without the client id and with it."""
+def reported_headers(header):
+    """The values that an exchange reports from ports and header: for a request, without the client id and with it."""
     source, target = unpack(">HH", header[:4])
     if len(header) == 12:
         size, identity = unpack(">Ii", header[4:])
@@ -82,11 +82,13 @@ def told(header):
 @cache
 def unharmed():
     whole = [data for _, data, _ in records()]
-    return set().union(*(told(bytes(whole[number][offset] for number, offset in header)) for header in headers()))
+    return set().union(
+        *(reported_headers(bytes(whole[number][offset] for number, offset in header)) for header in headers())
+    )
 
 
-def harmed(dice):
-    """(the file, whether it was cut or spliced, what flipped bits have made of headers)"""
+def damaged(dice):
+    """(the file, whether it was cut or spliced, headers that result from flipped bits)"""
     count = dice.randrange(100, 800)
     first = dice.randrange(len(records()) - count)
     data = bytearray(packet.pcap(records()[first : first + count]))
@@ -95,7 +97,7 @@ def harmed(dice):
         starts.append(at + 16)
         at += 16 + len(frame)
     places = [dice.randrange(24, len(data)) for _ in range(dice.choice((0, 1, 3, 10, 60)))]
-    # and where it hurts: in the packet's headers and the first frame's
+    # and in critical places: in the packet's headers and the first frame's
     places += [min(start + dice.randrange(100), len(data) - 1) for start in dice.sample(starts, dice.choice((0, 1, 5)))]
     for place in places:
         data[place] ^= 1 << dice.randrange(8)
@@ -104,7 +106,7 @@ def harmed(dice):
         number = sum(start <= place for start in starts) - 1
         header = header_at().get((first + number, place - starts[number]), ())
         if header and all(first <= number < first + count for number, _ in header):
-            flipped |= told(bytes(data[starts[number - first] + offset] for number, offset in header))
+            flipped |= reported_headers(bytes(data[starts[number - first] + offset] for number, offset in header))
     torn = dice.choice((0, 0, 1, 3))
     for _ in range(torn):
         at, size = dice.randrange(24, len(data)), dice.randrange(4000)
@@ -117,8 +119,8 @@ def harmed(dice):
     return bytes(data), bool(torn), flipped
 
 
-def strangers(seen, known):
-    """Requests and answers of exchanges whose headers are not known."""
+def unknown_frames(seen, known):
+    """Requests and responses of exchanges whose headers are unknown."""
     for info, exchange in seen.exchanges:
         ports = info.client_port, info.broker_port
         if exchange.outcome is not REQUEST_NOT_SEEN:
@@ -135,23 +137,24 @@ def strangers(seen, known):
 
 
 @pytest.mark.ring2
-@pytest.mark.timeout(900)  # each capture has its limit of CPU time; how long that takes on a busy machine is not its
+@pytest.mark.timeout(900)  # each capture has a limit of CPU time; on a busy machine that takes longer
 @pytest.mark.parametrize("part", range(PARTS))
-def test_damaged_captures_break_nothing_and_invent_nothing(tmp_path, part, monkeypatch):
-    monkeypatch.setattr(mapped, "FIRST_RECORDS", 128)  # so that some is taken by column, as in long ones
+def test_damaged_captures_raise_nothing_and_invent_nothing(tmp_path, part, monkeypatch):
+    # so that some exchanges are converted by column, as in long captures
+    monkeypatch.setattr(mapped, "FIRST_RECORDS", 128)
     monkeypatch.setattr(pairs, "WORTH", 16)
-    path = tmp_path / "harmed.pcap"
+    path = tmp_path / "damaged.pcap"
     signal.signal(signal.SIGVTALRM, lambda *_: pytest.fail("a damaged capture keeps it busy for 10 CPU seconds"))
     assert len(unharmed()) > 1000
     exchanges = at_once = torn_apart = 0
     grown = []
     for seed in range(part, RUNS, PARTS):
-        data, torn, flipped = harmed(random.Random(seed))
+        data, torn, flipped = damaged(random.Random(seed))
         path.write_bytes(data)
         signal.setitimer(signal.ITIMER_VIRTUAL, 10)
         seen = Seen(path, detail=BATCHES)
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        found = list(strangers(seen, unharmed() | flipped))
+        found = list(unknown_frames(seen, unharmed() | flipped))
         assert torn or not found, seed
         torn_apart += len(found)
         exchanges += len(seen.exchanges)

@@ -1,4 +1,4 @@
-"""Places that may begin a record: all that one look after the other finds, and none in a hole."""
+"""Places that may begin a record: the search finds all that a check of each place finds, and none in a gap."""
 
 from struct import Struct
 
@@ -12,7 +12,7 @@ ODD = st.lists(st.sampled_from((b"\0", b"\1", b"\x60", b"\xff", bytes(3000))), m
 
 
 @given(ODD, st.integers(0, 50), st.integers(0, 50), st.sampled_from((1, 4)), st.sampled_from("<>"))
-def test_the_places_are_those_that_a_look_at_each_finds(data, start, short, step, order):
+def test_the_search_finds_the_places_that_a_check_of_each_finds(data, start, short, step, order):
     stop, number = len(data) - 11 - short, Struct(order + "I")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(heads, "FIRST_BYTES", 6)

@@ -1,4 +1,4 @@
-"""Finding TCP in a packet: every layer that can lie around it, and nothing read past the packet's end."""
+"""TCP is found in a packet under every layer that may enclose it, and nothing is read past the packet's end."""
 
 import ipaddress
 import random
@@ -210,7 +210,7 @@ LAYERS = {
     "tzsp": (1, ethernet(ipv4(udp(37008, b"\1\0\0\1\0\x0a\1\7\1" + ethernet(ipv4(SEGMENT))), protocol=17)), KEY),
     "ipv6 mobility": (1, ethernet(ipv6(extension + SEGMENT, protocol=135), V6), KEY6),
 }
-# What tshark reads with an option, or not at all.
+# Layers that tshark reads only with an option, or not at all.
 DECODE_AS = {
     "vxlan on another port": "udp.port==48000,vxlan",
     "geneve on another port": "udp.port==48000,geneve",
@@ -231,7 +231,7 @@ NOT_BY_TSHARK = {
 
 
 def test_tshark_finds_the_same_segments(tmp_path):
-    """One capture with an interface for each kind of packet; its reading again for each option of tshark."""
+    """One capture with an interface for each kind of packet; tshark reads it again for each of its options."""
     path = tmp_path / "all.pcapng"
     links = b"".join(packet.interface(link) for link, _, _ in LAYERS.values())
     blocks = (packet.enhanced(data, number, name=number) for number, (_, data, _) in enumerate(LAYERS.values()))
@@ -251,7 +251,7 @@ def test_tshark_finds_the_same_segments(tmp_path):
 
 
 def dissect(link, data, dissector=None):
-    """The segment of a packet that stands between other bytes, as in a window."""
+    """The segment of a packet that is surrounded by other bytes, as in a window."""
     quality = Quality()
     around = b"\x45" * 64
     dissector = dissector or packets.Dissector(quality)
@@ -270,7 +270,7 @@ def test_the_segment_is_found_under_every_layer(name):
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if "offload" not in name and name != "padded ethernet"])
-def test_what_the_snap_length_cut_is_missed_and_not_read_from_the_next_record(name):
+def test_truncated_bytes_are_not_read_from_the_next_record(name):
     link, data, key = LAYERS[name]
     for size in range(len(data)):
         segment, quality = dissect(link, data[:size])
@@ -310,7 +310,7 @@ def six(part, offset, more):
 
 
 @pytest.mark.parametrize(("build", "key"), ((four, KEY), (six, KEY6)))
-def test_fragments_are_put_together_in_any_order(build, key):
+def test_fragments_are_reassembled_in_any_order(build, key):
     dice = random.Random(1)
     for _ in range(20):
         parts = list(fragments(SEGMENT, (16, 8, 16, 999), build))
@@ -325,7 +325,7 @@ def test_fragments_are_put_together_in_any_order(build, key):
 @pytest.mark.parametrize("order", ("012012", "001122", "010212", "210102", "001212"))
 @pytest.mark.parametrize("build", (four, six))
 def test_fragments_that_were_captured_twice_are_one_datagram(build, order):
-    """As at both ends of a way; a second later the identity is another datagram's."""
+    """As at both ends of a path; a second later the identification belongs to another datagram."""
     parts = list(fragments(SEGMENT, (16, 8, 999), build))
     quality = Quality()
     dissector = packets.Dissector(quality)
@@ -343,8 +343,8 @@ def test_fragments_that_were_captured_twice_are_one_datagram(build, order):
 
 
 @pytest.mark.parametrize("apart_ns, found", ((30_000_000_000, 1), (30_000_000_001, 0), (-30_000_000_001, 0)))
-def test_fragments_of_another_time_are_of_another_datagram(apart_ns, found):
-    """The identity of a datagram has 16 bits, and what was lost leaves its other fragments behind."""
+def test_fragments_of_another_time_belong_to_another_datagram(apart_ns, found):
+    """The identification of a datagram has 16 bits, and fragments whose others were lost stay behind."""
     first, second = fragments(SEGMENT, (16, 999), four)
     quality = Quality()
     dissector = packets.Dissector(quality)
@@ -354,7 +354,7 @@ def test_fragments_of_another_time_are_of_another_datagram(apart_ns, found):
     assert (segment is not None, quality.count("fragments")) == (bool(found), 1 - found)
 
 
-def test_fragments_that_overlap_hold_no_more_than_a_datagram_can_have():
+def test_overlapping_fragments_hold_no_more_than_a_datagram():
     dissector = packets.Dissector(Quality())
     tracemalloc.start()
     try:
@@ -372,8 +372,8 @@ def test_fragments_that_overlap_hold_no_more_than_a_datagram_can_have():
 
 @settings(max_examples=150)
 @given(st.data())
-def test_where_fragments_overlap_the_earlier_offset_wins_and_of_one_offset_the_first(data):
-    """Against one byte after the other; a TCP header is in the fragment at 0."""
+def test_of_overlapping_fragments_the_lower_offset_wins_then_the_first(data):
+    """Compared with one byte after the other; the fragment at 0 has a TCP header."""
     words = data.draw(st.integers(5, 12))
     total = 8 * words - data.draw(st.integers(0, 7))
     parts = [(0, data.draw(st.integers(3, words)))]
@@ -398,7 +398,7 @@ def test_where_fragments_overlap_the_earlier_offset_wins_and_of_one_offset_the_f
 
 
 @pytest.mark.parametrize(("held", "full"), ((0xFFFF, 0), (0x10000, 1)))
-def test_a_datagram_whose_fragments_overlap_is_given_up_when_they_are_more_than_it_can_have(held, full):
+def test_a_datagram_with_too_many_overlapping_bytes_is_dropped(held, full):
     quality = Quality()
     dissector = packets.Dissector(quality)
     for number in range(held // 1000 + 1):
@@ -420,10 +420,10 @@ def test_a_fragment_captured_again_within_a_second_is_a_copy(apart_ns):
         for time_ns in (1 << 60, (1 << 60) + apart_ns + (further_ns if apart_ns > 0 else -further_ns)):
             dissector.segment(1, first, 0, len(first), time_ns)
         assert quality.count("duplicate_packets") == copies
-    assert packets.SAME_PACKET_NS == 999_999_999  # a SYN is sent again after a second
+    assert packets.SAME_PACKET_NS == 999_999_999  # a SYN is retransmitted after a second
 
 
-def test_fragments_that_never_become_whole_are_counted_and_bounded():
+def test_incomplete_datagrams_are_counted_and_bounded():
     quality = Quality()
     dissector = packets.Dissector(quality)
     for number in range(1000):
@@ -434,7 +434,7 @@ def test_fragments_that_never_become_whole_are_counted_and_bounded():
     assert (quality.count("fragments"), quality.size("fragments")) == (1000, 64000)
 
 
-def test_a_copy_of_a_fragment_is_known_while_256_datagrams_are_kept():
+def test_copies_of_fragments_are_recognised_for_256_datagrams():
     quality = Quality()
     dissector = packets.Dissector(quality)
     first, *others = (list(fragments(SEGMENT, (16, 999), lambda *part, n=n: numbered(n, *part))) for n in range(257))
@@ -450,10 +450,10 @@ def test_a_copy_of_a_fragment_is_known_while_256_datagrams_are_kept():
     assert copies_of_the_first(others[255:]) == 0
 
 
-def test_a_datagram_is_of_65535_bytes_at_most():
+def test_a_datagram_has_at_most_65535_bytes():
     quality = Quality()
     dissector = packets.Dissector(quality)
-    for size in (23, 24):  # behind 8191 words of eight bytes
+    for size in (23, 24):  # after 8191 words of eight bytes
         part = ethernet(ipv4(bytes(size), fragment=0x1FFD))
         dissector.segment(1, part, 0, len(part), 0)
         assert quality.count("malformed") == size - 23
@@ -471,14 +471,14 @@ def test_a_datagram_is_of_65535_bytes_at_most():
         (1, ethernet(tag(DOT1Q, b"\0\1\x81\0" * 20), DOT1Q), "malformed"),  # nothing but tags
     ],
 )
-def test_what_holds_no_segment_is_counted_by_kind(link, data, kind):
+def test_packets_without_a_segment_are_counted_by_kind(link, data, kind):
     segment, quality = dissect(link, data)
     assert segment is None
     assert [(row.kind, row.bytes) for row in quality] == [(kind, len(data))]
 
 
-def test_what_carries_no_tcp_is_not_called_unread():
-    """Numbers of IANA: of Ethernet types, and of IP protocols."""
+def test_protocols_without_tcp_do_not_count_as_unread():
+    """By IANA's numbers of Ethernet types and IP protocols."""
     kinds = {"ARP": 0x0806, "RARP": 0x8035, "LACP": 0x8809, "PPPoE discovery": 0x8863, "802.1X": 0x888E, "LLDP": 0x88CC}
     kinds |= {"PTP": 0x88F7, "CFM": 0x8902, "802.3 with a length": 0x5FF}
     protocols = {"ICMP": 1, "IGMP": 2, "ICMPv6": 58, "nothing": 59, "EIGRP": 88, "OSPF": 89, "PIM": 103, "VRRP": 112}
@@ -491,7 +491,7 @@ def test_what_carries_no_tcp_is_not_called_unread():
 
 
 @pytest.mark.parametrize("nested", (lambda count: _tagged(count), lambda count: _extended(count)))
-def test_what_lies_around_a_segment_is_read_seven_layers_deep(nested):
+def test_up_to_seven_layers_around_a_segment_are_read(nested):
     for count, is_found in ((7, True), (8, False)):
         segment, quality = dissect(1, nested(count))
         assert (segment is not None, quality.count("malformed")) == (is_found, not is_found)
@@ -517,13 +517,13 @@ def _extended(count):
         (1, ethernet(tag(0x88E5, bytes(60)), DOT1Q), "unread", "Ethernet type 0x88e5"),
         (1, ethernet(ipv4(bytes(60), protocol=50)), "unread", "IP protocol 50"),
         (1, ethernet(gre(V4, ipv4(SEGMENT), 0x4000)), "unread", "GRE with source routing"),
-        (1, ethernet(ipv4(bytes((51, 0)) * 400, protocol=51)), "unread", "IP protocol 51"),  # nothing but these
+        (1, ethernet(ipv4(bytes((51, 0)) * 400, protocol=51)), "unread", "IP protocol 51"),  # nothing but such headers
         (1, ethernet(ipv4(udp(4500, bytes(80)), protocol=17)), "unread", "UDP port 4500"),
         (1, ethernet(ipv4(udp(1701, bytes(80)), protocol=17)), "unread", "UDP port 1701"),
         (1, ethernet(ipv6(pack(">HH", 51820, 9) + udp(9, bytes(80))[4:], protocol=17), V6), "unread", "UDP port 51820"),
     ],
 )
-def test_headers_that_are_not_read_are_named(link, data, kind, named):
+def test_unsupported_headers_are_named(link, data, kind, named):
     segment, quality = dissect(link, data)
     assert segment is None
     (row,) = quality
@@ -536,21 +536,21 @@ def test_the_names_of_headers_are_bounded():
     for kind in range(0x9000, 0x9000 + 500):
         dissect(1, ethernet(bytes(60), kind), packets.Dissector(quality))
     (row,) = (row for row in quality if row.kind == "unread")
-    assert row.count == 499  # but for 0x9100, which is a tag
+    assert row.count == 499  # all but 0x9100, which is a tag
     assert len(list(quality.counts())) <= 70
     assert row.sentence.endswith(" and 61 more)")
 
 
 @pytest.mark.parametrize("length", (0, 1500))
-def test_offload_is_cut_by_the_snap_length_and_not_by_the_ip_header(length):
-    """An IP header of length 0 leaves the length to the record, which has it as it was on the wire."""
+def test_an_offloaded_packet_is_truncated_by_the_snap_length_only(length):
+    """With an IP header of length 0 the length is that of the record, on the wire."""
     data = ethernet(ipv4(SEGMENT, total=0))
     quality = Quality()
     segment = packets.Dissector(quality).segment(1, data, 0, len(data), 5, len(data) + length)
     assert segment[8] == len(PAYLOAD) + length and segment[7] - segment[6] == len(PAYLOAD)
 
 
-def test_no_bytes_whatever_break_it():
+def test_no_bytes_raise():
     dice = random.Random(2)
     shapes = [(link, data) for link, data, _ in LAYERS.values()]
     for _ in range(20_000):
@@ -586,7 +586,7 @@ def test_payload_bytes_of_a_fragmented_capture_equal_those_of_its_base():
 
 
 def test_a_link_layer_other_than_ethernet_never_takes_the_common_path():
-    """Its bytes may look like Ethernet and IPv4 at the places that are looked at first."""
+    """Its bytes may look like Ethernet and IPv4 at the offsets that are checked first."""
     whole = packet.ethernet(packet.ipv4(packet.tcp(b"data")))
     quality = Quality()
     dissector = packets.Dissector(quality)
@@ -643,8 +643,8 @@ UNDELIVERED = (
 )
 
 
-def test_icmp_is_read_as_tshark_reads_it(tmp_path):
-    """The packet that it quotes, of whose TCP header eight bytes are there at least, and the MTU of the next hop."""
+def test_icmp_is_read_as_by_tshark(tmp_path):
+    """The quoted packet, with at least eight bytes of its TCP header, and the MTU of the next hop."""
     path = tmp_path / "icmp.pcap"
     path.write_bytes(packet.pcap([(at * 1_000_000, data) for at, (data, _, _) in enumerate(UNDELIVERED)]))
     ends = ("ip.src", "ip.dst", "ipv6.src", "ipv6.dst")
@@ -674,7 +674,7 @@ def test_icmp_may_quote_the_first_fragment_of_a_datagram():
 
 
 @pytest.mark.parametrize("data", (_quoting(3, 4, 67), _quoting(2, 0, 1279, version=6), _quoting(3, 3, 1400)))
-def test_an_mtu_that_no_link_has_and_one_beside_another_reason_are_not_believed(data):
+def test_impossible_mtus_and_those_of_other_icmp_codes_are_ignored(data):
     segment = packets.Dissector(Quality(), reads_icmp=True).segment(1, data, 0, len(data), 5)
     assert (segment[4], segment[3]) == (packets.UNDELIVERED, 0)
 
@@ -682,8 +682,8 @@ def test_an_mtu_that_no_link_has_and_one_beside_another_reason_are_not_believed(
 @pytest.mark.parametrize(
     "data",
     (
-        _quoting(3, 3, cut=13),  # the sequence number is cut
-        _quoting(3, 2),  # the protocol
+        _quoting(3, 3, cut=13),  # the sequence number is truncated
+        _quoting(3, 2),  # another protocol
         _quoting(11, 0),  # time exceeded
         _quoting(8, 0),
         _quoting(1, 4, version=6, cut=13),
@@ -696,13 +696,13 @@ def test_an_mtu_that_no_link_has_and_one_beside_another_reason_are_not_believed(
         ethernet(ipv4(b"\3\3", protocol=1)),
     ),
 )
-def test_icmp_that_names_no_tcp_segment_is_a_packet_without_tcp(data):
+def test_icmp_without_a_tcp_segment_is_a_packet_without_tcp(data):
     quality = Quality()
     assert packets.Dissector(quality, reads_icmp=True).segment(1, data, 0, len(data), 5) is None
     assert quality.count("not_tcp") == 1 and not quality.count("undelivered")
 
 
-def test_icmp_is_left_out_where_nobody_asked_for_it():
+def test_icmp_is_skipped_unless_requested():
     data = UNDELIVERED[0][0]
     quality = Quality()
     assert packets.Dissector(quality).segment(1, data, 0, len(data), 5) is None

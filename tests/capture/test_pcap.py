@@ -1,4 +1,4 @@
-"""Capture files: every format as the same records, and what is broken counted, never raised."""
+"""Capture files: every format gives the same records, and damage is counted, never raised."""
 
 import gzip
 import io
@@ -20,7 +20,7 @@ from kproxy.errors import CaptureError
 from tests import captures
 from tests.capture import packet
 
-# tshark 4.0.17's count of TCP frames
+# TCP frames counted by tshark 4.0.17
 FRAMES = {
     "k0102_java_cluster": 18938,
     "k0102_python147": 7683,
@@ -89,7 +89,7 @@ def written(folder, data, name="capture"):
 @pytest.mark.parametrize("name", FRAMES)
 def test_every_record_of_a_capture_is_read(name):
     quality, records = read(captures.capture(name))
-    # only this one holds what is no TCP segment of its own: parts of fragmented datagrams
+    # only this capture has packets without a TCP segment of their own: fragments of datagrams
     assert len(records) == FRAMES[name] or name == "k41_ipfrag"
     assert not [row.kind for row in quality if row.kind != "cut_file"]
 
@@ -105,12 +105,12 @@ def test_classic_pcap_in_both_byte_orders_and_resolutions(tmp_path, order, nano)
 
 
 @pytest.mark.parametrize("order", "<>")
-def test_pcapng_with_sections_interfaces_resolutions_and_every_packet_block(tmp_path, order):
+def test_pcapng_with_sections_interfaces_resolutions_and_all_packet_blocks(tmp_path, order):
     data = packet.ethernet(bytes(60))
     parts = [
         packet.section("<" if order == ">" else ">"),
         packet.interface(order="<" if order == ">" else ">"),
-        packet.section(order),  # a new section forgets the interfaces of the one before
+        packet.section(order),  # a new section resets the interfaces
         packet.interface(101, options=packet.option(9, b"\x09", order) + packet.option(0, b"", order), order=order),
         packet.interface(1, snap=40, options=packet.option(9, b"\x8a", order), order=order),  # 1/1024 s
         packet.interface(276, options=packet.option(14, pack(order + "q", -100), order), order=order),
@@ -137,15 +137,15 @@ def test_pcapng_with_sections_interfaces_resolutions_and_every_packet_block(tmp_
     assert capture.secrets == [b"a key"]
 
 
-# How to pack, and what may stand between two members: zeros, as on a tape, or a frame without data, as pzstd has them
+# Compression, and what may separate two members: zeros, as on a tape, or a frame without data, as by pzstd.
 FRAME = b"\x50\x2a\x4d\x18\x04\0\0\0none"
 PACKED = {gzip.compress: bytes(40_000), zstandard.compress: FRAME, lz4.frame.compress: b""}
 
 
 @pytest.mark.parametrize("order", "<>")
 @pytest.mark.parametrize("ticks", (1 << 32, 1_700_000_000_000_000, (1 << 63) // 1000 + 1))
-def test_times_of_pcapng_packets_have_64_bits_and_an_end(tmp_path, order, ticks):
-    """Tables hold nanoseconds in 63 bits. A block with a time that does not fit makes no sense."""
+def test_times_of_pcapng_packets_have_64_bits_and_an_upper_limit(tmp_path, order, ticks):
+    """Tables hold nanoseconds in 63 bits. A block with a larger time is damaged."""
     data = packet.ethernet(bytes(60))
     old = pack(order + "HHIIII", 0, 0, ticks >> 32, ticks & 0xFFFFFFFF, len(data), len(data)) + data
     parts = [packet.section(order), packet.interface(order=order), packet.block(2, old, order)]
@@ -162,7 +162,7 @@ def test_times_of_pcapng_packets_have_64_bits_and_an_end(tmp_path, order, ticks)
 
 @pytest.mark.parametrize("more", (1, 4, 400))
 @pytest.mark.parametrize("kind", (2, 6))
-def test_a_pcapng_packet_longer_than_its_block_makes_no_sense(tmp_path, kind, more):
+def test_a_pcapng_packet_longer_than_its_block_is_damage(tmp_path, kind, more):
     data = packet.ethernet(bytes(62))
     size = len(data) + more
     head = pack("<HHIIII", 0, 0, 0, 7, size, size) if kind == 2 else pack("<IIIII", 0, 0, 7, size, size)
@@ -172,12 +172,12 @@ def test_a_pcapng_packet_longer_than_its_block_makes_no_sense(tmp_path, kind, mo
     assert quality.count("damaged") == 1
 
 
-def test_options_of_pcapng_end_at_their_mark_and_at_their_block(tmp_path):
+def test_pcapng_options_end_at_their_end_mark_or_with_the_block(tmp_path):
     data = packet.ethernet(bytes(60))
     nanoseconds, seconds = packet.option(9, b"\x09"), packet.option(9, b"\x00")
     cases = {
-        nanoseconds: 5,  # no mark at the end
-        packet.option(0, b"") + nanoseconds: 5000,  # behind the mark nothing is an option
+        nanoseconds: 5,  # no end mark
+        packet.option(0, b"") + nanoseconds: 5000,  # no options after the end mark
         packet.option(2, b"eth0\0") + nanoseconds: 5,  # a value is padded to four bytes
         nanoseconds + pack("<HH", 9, 400): 5,  # longer than the block
         nanoseconds + pack("<HH", 9, 4): 5,
@@ -191,7 +191,7 @@ def test_options_of_pcapng_end_at_their_mark_and_at_their_block(tmp_path):
 
 
 @pytest.mark.parametrize("pack_up", PACKED)
-def test_compressed_captures_whole_joined_and_with_something_behind(tmp_path, pack_up):
+def test_compressed_captures_with_several_members_or_trailing_bytes(tmp_path, pack_up):
     plain = captures.capture("k41_quota").read_bytes()
     _, want = read(written(tmp_path, plain))
     packed = pack_up(plain[:700_000]) + PACKED[pack_up] + pack_up(plain[700_000:])
@@ -204,7 +204,7 @@ def test_compressed_captures_whole_joined_and_with_something_behind(tmp_path, pa
 
 
 @pytest.mark.parametrize("pack_up", PACKED)
-def test_of_a_compressed_capture_that_is_cut_all_that_is_there_is_read(tmp_path, pack_up):
+def test_a_truncated_compressed_capture_is_read_to_its_end(tmp_path, pack_up):
     noise = random.Random(1).randbytes(1_600_000)
     plain = packet.pcap([(n * 1_000_000, noise[n * 1500 : n * 1500 + 1500]) for n in range(1000)])
     packed = pack_up(plain)
@@ -215,7 +215,7 @@ def test_of_a_compressed_capture_that_is_cut_all_that_is_there_is_read(tmp_path,
         assert quality.count("cut_file") == 1
 
 
-def test_a_small_file_that_unpacks_to_a_huge_one_is_read_in_pieces(tmp_path):
+def test_a_decompression_bomb_is_read_in_pieces(tmp_path):
     zeros = 1 << 28
     unpacker = zstandard.ZstdCompressor().compressobj()
     path = written(tmp_path, b"".join([unpacker.compress(packet.pcap(PACKETS) + bytes(zeros)), unpacker.flush()]))
@@ -267,14 +267,14 @@ def test_a_file_cut_anywhere_gives_the_records_before_the_cut(tmp_path_factory, 
     assert bool(quality.count("cut_file")) == (upto not in whole)
 
 
-def test_a_last_packet_of_which_no_byte_was_captured_is_a_record(tmp_path):
+def test_a_last_packet_without_captured_bytes_is_a_record(tmp_path):
     data = packet.pcap(PACKETS) + pack("<IIII", 1_700_000_100, 0, 0, 60)
     quality, records = read(written(tmp_path, data))
     assert [record[2:4] for record in records[19:]] == [(PACKETS[-1][1], len(PACKETS[-1][1])), (b"", 60)]
     assert not list(quality)
 
 
-def test_a_record_header_that_makes_no_sense_costs_no_more_than_itself(tmp_path):
+def test_a_damaged_record_header_loses_only_its_record(tmp_path):
     data = bytearray(packet.pcap(PACKETS))
     at = 24 + sum(16 + len(packet_data) for _, packet_data in PACKETS[:7])
     data[at + 8 : at + 12] = b"\xff\xff\xff\x7f"
@@ -284,8 +284,8 @@ def test_a_record_header_that_makes_no_sense_costs_no_more_than_itself(tmp_path)
 
 
 @pytest.mark.parametrize("behind", (1, 2, 3))
-def test_records_behind_a_damaged_one_at_the_end_of_a_file_are_read(tmp_path, behind):
-    """Fewer than the four that prove in the middle of a file where records begin."""
+def test_records_after_a_damaged_one_at_the_end_of_a_file_are_read(tmp_path, behind):
+    """Fewer than the four records that, in the middle of a file, prove where records begin."""
     data = bytearray(packet.pcap(PACKETS))
     at = len(data) - sum(16 + len(packet_data) for _, packet_data in PACKETS[-1 - behind :])
     data[at + 8 : at + 12] = b"\xff\xff\xff\x7f"
@@ -297,7 +297,7 @@ def test_records_behind_a_damaged_one_at_the_end_of_a_file_are_read(tmp_path, be
 @pytest.mark.parametrize("cut", (False, True))
 @pytest.mark.parametrize("behind", (1, 2, 3))
 @pytest.mark.parametrize("length", (1000, 60_000, 262_143))
-def test_records_behind_one_whose_length_leads_behind_the_end_of_the_file_are_read(tmp_path, behind, length, cut):
+def test_records_after_one_whose_length_exceeds_the_file_are_read(tmp_path, behind, length, cut):
     """Such a record looks like the last one of a capture that was not ended properly."""
     data = bytearray(packet.pcap(PACKETS))
     at = len(data) - sum(16 + len(packet_data) for _, packet_data in PACKETS[-1 - behind :])
@@ -305,7 +305,7 @@ def test_records_behind_one_whose_length_leads_behind_the_end_of_the_file_are_re
     quality, records = read(written(tmp_path, bytes(data[:-1] if cut else data)))
     lost = len(PACKETS) - 1 - behind
     found = [each for number, (_, each) in enumerate(PACKETS[:-1] if cut else PACKETS) if number != lost]
-    if cut and behind == 1:  # nothing whole follows, so it is cut there
+    if cut and behind == 1:  # no complete record follows, so the file ends there
         found = [each for _, each in PACKETS[:lost]]
     assert [record[2] for record in records] == found
     kinds = {"cut_file"} if cut and behind == 1 else {"damaged", "cut_file"} if cut else {"damaged"}
@@ -313,7 +313,7 @@ def test_records_behind_one_whose_length_leads_behind_the_end_of_the_file_are_re
 
 
 @pytest.mark.parametrize("behind", (1, 2, 3))
-def test_bytes_that_look_like_a_record_beyond_the_end_of_the_file_cost_nothing(tmp_path, behind):
+def test_bytes_that_look_like_a_record_beyond_the_end_lose_nothing(tmp_path, behind):
     data = bytearray(packet.pcap(PACKETS))
     at = len(data) - sum(16 + len(packet_data) for _, packet_data in PACKETS[-1 - behind :])
     data[at : at + 16] = b"\xff" * 16
@@ -325,8 +325,8 @@ def test_bytes_that_look_like_a_record_beyond_the_end_of_the_file_cost_nothing(t
 
 
 @pytest.mark.parametrize("shift", range(16))
-def test_a_hole_of_zeros_costs_the_records_that_it_touches(tmp_path, shift):
-    """As a full disk, or a machine without power, leaves it: of blocks, so that it ends inside a record."""
+def test_a_gap_of_zeros_loses_only_the_records_that_it_touches(tmp_path, shift):
+    """As left by a full disk or a power failure: whole blocks, so that it ends inside a record."""
     data = bytearray(packet.pcap(PACKETS))
     ends = [24]
     for _, packet_data in PACKETS:
@@ -343,8 +343,8 @@ def test_a_hole_of_zeros_costs_the_records_that_it_touches(tmp_path, shift):
 
 @pytest.mark.parametrize("before", (1, 15, 16, 17, 40))
 @pytest.mark.parametrize("pack", (bytes, gzip.compress))
-def test_a_record_behind_a_hole_is_found_wherever_the_file_is_cut_into_windows(tmp_path, before, pack):
-    """Its head of 16 bytes may be in two windows."""
+def test_a_record_after_a_gap_is_found_wherever_windows_end(tmp_path, before, pack):
+    """Its header of 16 bytes may be in two windows."""
     front, records = packet.pcap(PACKETS), packet.pcap(PACKETS)[24:]
     hole = 24 + WINDOW - before - len(front)
     quality, found = read(written(tmp_path, pack(front + bytes(hole) + records)))
@@ -353,8 +353,8 @@ def test_a_record_behind_a_hole_is_found_wherever_the_file_is_cut_into_windows(t
 
 
 @pytest.mark.parametrize("kind", ("pcap", "pcapng"))
-def test_a_large_hole_is_passed_over_at_once(tmp_path, kind, monkeypatch):
-    """It may be most of a file: a look at each byte would take minutes for each GB."""
+def test_a_large_gap_is_skipped_at_once(tmp_path, kind, monkeypatch):
+    """It may be most of a file: checking each byte would take minutes per GB."""
     if kind == "pcap":
         front, blocks = packet.pcap(PACKETS), [packet.pcap(PACKETS)[24:]]
     else:
@@ -375,7 +375,7 @@ def test_a_large_hole_is_passed_over_at_once(tmp_path, kind, monkeypatch):
     assert quality.size("damaged") == hole and len(looked) < 100
 
 
-def test_a_pcapng_block_that_makes_no_sense_costs_no_more_than_itself(tmp_path):
+def test_a_damaged_pcapng_block_loses_only_itself(tmp_path):
     blocks = [packet.section(), packet.interface()] + [packet.enhanced(data, time // 1000) for time, data in PACKETS]
     blocks[9] = blocks[9][:4] + b"\xff" * 4 + blocks[9][8:]
     quality, records = read(written(tmp_path, b"".join(blocks)))
@@ -383,19 +383,19 @@ def test_a_pcapng_block_that_makes_no_sense_costs_no_more_than_itself(tmp_path):
     assert quality.size("damaged") == len(blocks[9])
 
 
-def test_bytes_of_a_packet_that_look_like_a_block_beyond_the_end_of_the_file_cost_nothing(tmp_path):
-    """An Ethernet address may read as a block of a known type, behind a block that makes no sense."""
+def test_bytes_that_look_like_a_block_beyond_the_end_lose_nothing(tmp_path):
+    """An Ethernet address may look like a block of a known type, after a damaged block."""
     block_head = (2).to_bytes(4, "little") + (131_328).to_bytes(4, "little")
     packets = [(time, block_head + data[8:]) for time, data in PACKETS]
     blocks = [packet.section(), packet.interface()] + [packet.enhanced(data, time // 1000) for time, data in packets]
-    blocks[9] = blocks[9][:8] + (5).to_bytes(4, "little") + blocks[9][12:]  # an interface that was not described
+    blocks[9] = blocks[9][:8] + (5).to_bytes(4, "little") + blocks[9][12:]  # an undescribed interface
     quality, records = read(written(tmp_path, b"".join(blocks)))
     assert [record[2] for record in records] == [data for number, (_, data) in enumerate(packets) if number != 7]
     assert quality.size("damaged") == len(blocks[9])
 
 
 @pytest.mark.parametrize("name", ("k41_midstream", "k41_ng", "k41_mixedlinks", "k41_gz"))
-def test_no_flipped_cut_or_spliced_bytes_break_the_reader(tmp_path, name):
+def test_flipped_cut_or_spliced_bytes_raise_nothing(tmp_path, name):
     dice = random.Random(name)
     whole = captures.capture(name).read_bytes()[:120_000]
     for _ in range(60):
@@ -411,10 +411,10 @@ def test_no_flipped_cut_or_spliced_bytes_break_the_reader(tmp_path, name):
             assert str(tmp_path) in str(fault)
 
 
-def test_zstd_may_look_back_128_mib_and_no_further(tmp_path):
-    """As `zstd --long` writes by default. More would let a small file take as much memory."""
+def test_zstd_windows_have_at_most_128_mib(tmp_path):
+    """As `zstd --long` writes by default. With more, a small file could use as much memory."""
     plain = packet.pcap(PACKETS)
-    block = (len(plain) << 3 | 1).to_bytes(3, "little") + plain  # the last one, not compressed
+    block = (len(plain) << 3 | 1).to_bytes(3, "little") + plain  # the last block, not compressed
     for exponent in (27, 28):
         path = written(tmp_path, b"\x28\xb5\x2f\xfd" + bytes((0, (exponent - 10) << 3)) + block)
         if exponent == 27:
@@ -436,12 +436,12 @@ def test_zstd_may_look_back_128_mib_and_no_further(tmp_path):
         (b"\n\r\r\n\0\0\0\0\1\1\1\1" + bytes(20), "first block"),
     ],
 )
-def test_what_is_no_capture_is_said_to_be_none(tmp_path, data, text):
+def test_a_file_that_is_no_capture_is_reported(tmp_path, data, text):
     with pytest.raises(CaptureError, match=text):
         read(written(tmp_path, data))
 
 
-def test_a_file_that_is_not_there_is_said_to_be_missing(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(CaptureError, match="cannot be opened"):
         read(tmp_path / "nowhere.pcap")
 
@@ -457,7 +457,7 @@ SOUND = (1_700_000_000, 999_999, 60, 60)  # seconds, fraction, captured, origina
         ([SOUND] * 3 + [(1_700_000_000, 1_000_000, 60, 60)], False),  # a fraction of a second or more
         ([(1_700_000_000, 0, 13, 13)] + [SOUND] * 3, False),  # shorter than a link layer
         ([(1_700_000_000, 0, 14, 14)] + [SOUND] * 3, True),
-        ([(1_700_000_000, 0, 59, 60)] + [SOUND] * 3, False),  # cut, and not at the snap length
+        ([(1_700_000_000, 0, 59, 60)] + [SOUND] * 3, False),  # truncated, but not at the snap length
         ([(1_700_000_000, 0, 96, 1500)] + [SOUND] * 3, True),
         ([SOUND, (1_700_000_000 + 86_400, 0, 60, 60), *[(1_700_000_000 + 86_400, 0, 60, 60)] * 2], True),
         ([SOUND, (1_700_000_000 + 86_401, 0, 60, 60), *[(1_700_000_000 + 86_401, 0, 60, 60)] * 2], False),

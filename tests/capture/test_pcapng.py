@@ -1,4 +1,4 @@
-"""pcapng: what each block says at its bounds, in windows of any size, beside blocks that make no sense."""
+"""pcapng: each block at its limits, in windows of any size, among damaged blocks."""
 
 from dataclasses import astuple
 from struct import pack
@@ -18,7 +18,7 @@ WINDOWS = pytest.mark.parametrize("window", (1, 3, 40, 97, 1 << 19))
 def read(tmp_path, monkeypatch):
     """read(window, *blocks) -> (time in ns, link type, bytes, length on the wire) of records, flaws, secrets"""
 
-    def told(window, *blocks):
+    def read_blocks(window, *blocks):
         monkeypatch.setattr(pcapng, "WINDOW", window)
         path = tmp_path / "file.pcapng"
         path.write_bytes(b"".join(blocks))
@@ -31,7 +31,7 @@ def read(tmp_path, monkeypatch):
         ]
         return found, [astuple(row)[:5] for row in quality], capture.secrets
 
-    return told
+    return read_blocks
 
 
 def simple(original, data, order="<"):
@@ -55,9 +55,9 @@ FRONT = packet.section() + packet.interface()
 
 @WINDOWS
 @pytest.mark.parametrize("order", "<>")
-def test_a_simple_packet_is_cut_at_its_interfaces_snap_length_and_its_block(read, window, order):
+def test_a_simple_packet_ends_at_the_snap_length_or_its_block(read, window, order):
     data = b"abcdefgh"
-    cases = {  # snap length, length on the wire -> what is captured
+    cases = {  # snap length, length on the wire -> captured bytes
         (0, 8): data,
         (0, 7): data[:7],
         (0, 9): data,
@@ -74,7 +74,7 @@ def test_a_simple_packet_is_cut_at_its_interfaces_snap_length_and_its_block(read
 
 @WINDOWS
 @pytest.mark.parametrize("order", "<>")
-def test_what_the_kernel_dropped_is_the_last_count_of_each_interface(read, window, order):
+def test_dropped_packets_are_the_last_count_of_each_interface(read, window, order):
     number = lambda code, count: packet.option(code, pack(order + "Q", count), order)  # noqa: E731
     front = packet.section(order) + packet.interface(order=order) * 2
     counts = [
@@ -92,7 +92,7 @@ def test_what_the_kernel_dropped_is_the_last_count_of_each_interface(read, windo
 
 
 @WINDOWS
-def test_secrets_are_as_long_as_they_say_and_as_their_block(read, window):
+def test_secrets_must_fit_their_block(read, window):
     tls = 0x544C534B
     blocks = [secrets(tls, size, b"12345678") for size in (0, 1, 5, 8, 9, 4000)]
     found, flaws, keys = read(window, FRONT, *blocks, secrets(tls + 1, 8, b"12345678"), packet.enhanced(b"abcd", 5))
@@ -105,13 +105,13 @@ def test_secrets_are_as_long_as_they_say_and_as_their_block(read, window):
     "odd, size",
     (
         (raw(0xBAD, 12), 0),
-        (raw(0x1234, 16, bytes(4)), 0),  # somebody's own
+        (raw(0x1234, 16, bytes(4)), 0),  # an unknown block type
         (raw(0xBAD, 8), 12),
         (raw(0xBAD, 14, bytes(4)), 16),
         (raw(0xBAD, 16, bytes(4), ends=20), 16),
-        (raw(6, 12), 12),  # without what it must have
+        (raw(6, 12), 12),  # without its mandatory fields
         (raw(6, 28, bytes(16)), 28),
-        (raw(6, 32, bytes(20)), 0),  # a packet without a byte
+        (raw(6, 32, bytes(20)), 0),  # a packet without bytes
         (raw(2, 28, bytes(16)), 28),
         (raw(2, 32, bytes(20)), 0),
         (raw(3, 12), 12),
@@ -125,12 +125,12 @@ def test_secrets_are_as_long_as_they_say_and_as_their_block(read, window):
         (raw(10, 12), 12),
         (raw(10, 16, bytes(4)), 16),
         (raw(10, 20, bytes(8)), 0),
-        (packet.enhanced(b"abcd", 5, name=1), 36),  # of an interface that is not there
+        (packet.enhanced(b"abcd", 5, name=1), 36),  # of an interface that does not exist
         (raw(0xBAD, MAX_RECORD + 4, bytes(4)), 16),
     ),
     ids=lambda value: value[:20].hex() if isinstance(value, bytes) else "",
 )
-def test_a_block_that_makes_no_sense_costs_itself_alone(read, window, odd, size):
+def test_a_damaged_block_loses_only_itself(read, window, odd, size):
     before, after = packet.enhanced(b"before", 3), packet.enhanced(b"after", 5) * 2
     found, flaws, _ = read(window, FRONT, before, odd, after)
     assert [each for each in found if each[2]] == [(3000, 1, b"before", 6), *[(5000, 1, b"after", 5)] * 2]
@@ -139,8 +139,8 @@ def test_a_block_that_makes_no_sense_costs_itself_alone(read, window, odd, size)
 
 @WINDOWS
 @pytest.mark.parametrize("more", (0, 4))
-def test_a_block_that_reaches_far_beyond_the_bytes_at_hand_is_believed_up_to_a_bound(read, window, more):
-    """Behind damage, where any number may look like a length: more of the file is read for 256 KiB at most."""
+def test_a_block_far_beyond_the_bytes_read_is_accepted_up_to_a_limit(read, window, more):
+    """After damage any number may look like a length: at most 256 KiB more of the file is read for it."""
     large = packet.block(4, bytes((1 << 18) - 12 + more))
     usual = packet.enhanced(b"after", 5)
     window = max(window, 100_000)
@@ -152,7 +152,7 @@ def test_a_block_that_reaches_far_beyond_the_bytes_at_hand_is_believed_up_to_a_b
 
 @WINDOWS
 @pytest.mark.parametrize("left", (1, 4, 11, 12, 13, 35))
-def test_a_file_cut_in_a_block_says_how_much_of_that_was_there(read, window, left):
+def test_a_file_that_ends_inside_a_block_reports_the_remaining_bytes(read, window, left):
     usual = packet.enhanced(b"abcd", 5)
     found, flaws, _ = read(window, FRONT, usual, usual[:left])
     assert len(found) == 1 and flaws == [("cut_file", 1, left, 5000, 5000)]
@@ -161,7 +161,7 @@ def test_a_file_cut_in_a_block_says_how_much_of_that_was_there(read, window, lef
 
 
 @pytest.mark.parametrize("ahead, noted", ((True, set()), (False, {"sections", "interfaces", "statistics"})))
-def test_changes_are_those_behind_the_first_packet(tmp_path, ahead, noted):
+def test_changes_are_recorded_after_the_first_packet(tmp_path, ahead, noted):
     path = tmp_path / "file.pcapng"
     usual = packet.enhanced(b"abcd", 0)
     changes = statistics(0) + packet.interface() + FRONT
@@ -181,7 +181,7 @@ def test_changes_are_those_behind_the_first_packet(tmp_path, ahead, noted):
     "seconds, ticks, time_ns",
     ((0, 0, 0), (-1, 999_999_999, None), (-1, 1_000_000_000, 0), (0, (1 << 63) - 1, (1 << 63) - 1), (0, 1 << 63, None)),
 )
-def test_times_are_those_that_tables_can_hold(read, kind, seconds, ticks, time_ns):
+def test_only_times_that_tables_can_hold_are_accepted(read, kind, seconds, ticks, time_ns):
     """seconds: the interface's offset. From 1970 to 2262."""
     options = packet.option(9, b"\x09") + packet.option(14, pack("<q", seconds))
     head = ("<HHIIII", 0, 0) if kind == 2 else ("<IIIII", 0)

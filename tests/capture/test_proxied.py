@@ -1,4 +1,4 @@
-"""PROXY headers in front of Kafka and TLS: read past, and the client that they name is the connection's."""
+"""PROXY headers before Kafka and TLS are skipped, and their client address is the connection's."""
 
 import pytest
 
@@ -34,7 +34,7 @@ HEADERS = {
 
 @pytest.mark.parametrize("step", (1, 5, 1000))
 @pytest.mark.parametrize("name", HEADERS)
-def test_a_header_is_read_past_however_it_is_cut(tmp_path, name, step):
+def test_a_header_is_skipped_however_it_is_split(tmp_path, name, step):
     header, client = HEADERS[name]
     wire = Wire().shake()
     first = header + request(1)
@@ -61,7 +61,7 @@ def test_tls_behind_a_header_is_tls(tmp_path):
     assert flow.speaks == "tls" and flow.info.client_address == "192.0.2.7"
 
 
-def test_what_is_no_header_is_none_and_what_may_become_one_is_waited_for():
+def test_possible_headers_are_waited_for_and_other_bytes_are_not():
     for header, _ in HEADERS.values():
         for size in range(1, len(header)):
             assert proxied.header(header[:size]).length == proxied.PENDING
@@ -72,7 +72,7 @@ def test_what_is_no_header_is_none_and_what_may_become_one_is_waited_for():
     assert proxied.header(version_2(0x11, V4 + PORTS, more=bytes(5000))) == proxied.NONE
 
 
-def test_a_tls_client_before_a_port_without_tls_is_told_apart_from_one_that_was_answered(tmp_path):
+def test_a_tls_client_at_a_plaintext_port_differs_from_an_answered_one(tmp_path):
     hello = b"\x16\x03\x01\0\x05hello"
     for answered, kinds in ((b"", {"tls_unanswered": 1}), (b"\x16\x03\x03\0\x05hello", {"tls": 1})):
         wire = Wire().shake().send(0, hello)

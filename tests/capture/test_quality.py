@@ -1,4 +1,4 @@
-"""Flaws of a capture are added up, whoever counted them, and streams that were captured twice are named."""
+"""Flaws of a capture are summed over all readers, and streams captured twice are reported."""
 
 from dataclasses import astuple
 
@@ -14,7 +14,7 @@ TIMES = st.one_of(st.just(NONE), st.integers(0, 9))
 
 
 @given(st.lists(st.tuples(KIND, TIMES, st.integers(1, 3), st.integers(0, 5), TIMES, st.booleans())))
-def test_counts_and_times_are_those_of_all_notes_also_of_two_that_are_added(notes):
+def test_sums_have_the_counts_and_times_of_all_notes(notes):
     parts = Quality(), Quality()
     expected = {}
     for kind, time_ns, count, size, last_ns, which in notes:
@@ -42,12 +42,12 @@ def test_counts_and_times_are_those_of_all_notes_also_of_two_that_are_added(note
     assert not list(whole)
 
 
-def test_packets_that_all_have_one_time_have_none():
+def test_packets_that_all_have_one_timestamp_have_no_times():
     for count, last_ns, expected in ((9, 7, 9), (9, 8, 0), (FEW_PACKETS, 7, FEW_PACKETS), (FEW_PACKETS - 1, 7, 0)):
-        told = Quality()
-        told.note("packets", 7, count=count, last_ns=last_ns)
-        assert told.count("no_times") == expected == sum(row.count for row in told if row.kind == "no_times")
-    told.note("packets", NONE, count=9)
+        flaws = Quality()
+        flaws.note("packets", 7, count=count, last_ns=last_ns)
+        assert flaws.count("no_times") == expected == sum(row.count for row in flaws if row.kind == "no_times")
+    flaws.note("packets", NONE, count=9)
     assert not Quality().count("no_times")
 
 
@@ -58,13 +58,13 @@ def streams(*found):
     return made
 
 
-def test_of_connections_with_the_same_numbers_at_the_same_time_all_but_the_first_are_copies():
+def test_connections_with_equal_numbers_and_times_are_copies_of_the_first():
     first = 5 * SAME_STREAM_NS
     made = streams(
         ((1, 2), "b to x", first + 20, 200),
         ((1, 2), "a to x", first, 100),
         ((1, 2), "c to x", first + SAME_STREAM_NS, 300),
-        ((1, 2), "d to x", first + SAME_STREAM_NS + 1, 400),  # the same numbers, of another stream
+        ((1, 2), "d to x", first + SAME_STREAM_NS + 1, 400),  # the same numbers in another stream
         ((1, 3), "e to x", first, 500),
         ((2, 2), "f to x", first, 600),
         ((7, 8), "h to x", 2, 20),
@@ -80,7 +80,7 @@ def test_of_connections_with_the_same_numbers_at_the_same_time_all_but_the_first
     assert not list(streams(((1, 2), "a to x", 0, 1), ((1, 2), "b to x", SAME_STREAM_NS + 1, 1)))
 
 
-def test_a_bounded_number_of_streams_is_compared_and_forgetting_begins_again(monkeypatch):
+def test_a_bounded_number_of_streams_is_compared(monkeypatch):
     monkeypatch.setattr(quality, "MAX_STREAMS", 2)
     made = streams(((1, 2), "a", 0, 1), ((1, 2), "a", 0, 1), ((1, 2), "b", 0, 1), ((1, 2), "c", 0, 1))
     assert made.count("same_stream") == 1
@@ -91,7 +91,7 @@ def test_a_bounded_number_of_streams_is_compared_and_forgetting_begins_again(mon
 
 
 @pytest.mark.parametrize("kind", ("gap", "same_stream"))
-def test_what_never_happened_counts_nothing(kind):
+def test_events_without_a_time_count_nothing(kind):
     assert (Quality().count(kind), Quality().size(kind)) == (0, 0)
 
 
@@ -109,20 +109,20 @@ def connection(numbers=(0, 0), first_ns=50, last_ns=60, size=0, name="a to x"):
         (connection((100, 200)), True),
         (connection((103, 204)), True),  # the other one has 7 bytes
         (connection((103, 205)), False),
-        (connection((99, 200)), False),  # it begins before
+        (connection((99, 200)), False),  # it begins earlier
         (connection((100, 199)), False),
         (connection((100, 200), first_ns=99), True),
-        (connection((100, 200), first_ns=100), False),  # the other one is over
+        (connection((100, 200), first_ns=100), False),  # the other one has ended
         (connection((100, 200), last_ns=10), True),
         (connection((100, 200), first_ns=5, last_ns=9), False),  # the other one has not begun
     ],
 )
-def test_a_connection_is_part_of_another_capture_of_it_that_began_before(later, is_part):
+def test_a_connection_may_be_part_of_an_earlier_capture_of_it(later, is_part):
     earlier = connection((100, 200), 10, 100, 7)
     assert later.is_part_of(earlier) == is_part
 
 
-def test_sequence_numbers_begin_again_after_4_gib():
+def test_sequence_numbers_wrap_after_4_gib():
     assert connection((1, 0xFFFF_FFFF)).is_part_of(connection((0xFFFF_FFFF, 0xFFFF_FFFD), 10, 100, 4))
 
 
@@ -132,10 +132,11 @@ def test_connections_of_a_capture_are_compared_with_those_of_the_captures_before
     assert not list(twice.add([a, a, b]))  # not with one another
     parts = [connection((110, 210)), connection((110, 210), name="b to x"), connection((50, 170), 5, 80, 90)]
     assert list(twice.add(parts)) == [parts[0], parts[2]]  # whichever of the two captures began first
-    assert list(twice.add([Stream(b.key, 1000, 1001, 0)])) == [Stream(b.key, 1000, 1001, 0)]  # the very same ends
+    # exactly the same endpoints
+    assert list(twice.add([Stream(b.key, 1000, 1001, 0)])) == [Stream(b.key, 1000, 1001, 0)]
 
 
-def test_a_connection_is_compared_with_the_last_64_of_the_same_ends():
+def test_a_connection_is_compared_with_the_last_64_of_the_same_endpoints():
     twice = Twice()
     list(twice.add([connection((1000 * number, 0), 10, 100, 5) for number in range(65)]))
     forgotten, kept = connection((1, 0)), connection((1001, 0))

@@ -1,4 +1,4 @@
-"""Every bound of reassembly: what is at it, and what is one beyond."""
+"""Every limit of reassembly, at the limit and one beyond."""
 
 import pytest
 
@@ -18,41 +18,42 @@ from kproxy.capture.reassembly import (
 )
 from kproxy.capture.stalls import LATE, REPEATED
 
-FIRST = 1 << 28  # where both streams begin
+FIRST = 1 << 28  # the first sequence number of both streams
 
 
 class Talk(Conversation):
-    """A conversation that notes what it delivers as (side, bytes), (side, size of a hole) or (side, None), its end."""
+    """A conversation that records its deliveries as (side, bytes), (side, -size of a gap) or (side, None) for the
+    end."""
 
     def __init__(self, budget=MAX_QUEUED, is_open=True):
         super().__init__(self, Budget(budget))
-        self.told = []
+        self.delivered = []
         self.times = []
         if is_open:
             for side in (0, 1):
                 self.open(side, FIRST - 1)
 
     def receive(self, side, view, now_ns):
-        self.told.append((side, bytes(view) if len(view) < 100 else len(view)))
+        self.delivered.append((side, bytes(view) if len(view) < 100 else len(view)))
         self.times.append(now_ns)
 
     def gap(self, side, count, now_ns):
-        self.told.append((side, -count))
+        self.delivered.append((side, -count))
         self.times.append(now_ns)
 
     def close(self, side, now_ns):
-        self.told.append((side, None))
+        self.delivered.append((side, None))
         self.times.append(now_ns)
 
     def send(self, side, at, data=b"", ack=0, *, flags=ACK, window=9, time=0, length=None):
-        """at, ack: relative to where the streams begin."""
+        """at, ack: relative to the beginning of the streams."""
         size = len(data) if length is None else length
         seq, ack = at + FIRST & 0xFFFFFFFF, ack + FIRST & 0xFFFFFFFF
         return self.segment(side, seq, ack, flags, window, memoryview(data), size, time)
 
 
 @pytest.mark.parametrize("beyond", (0, 1))
-def test_a_segment_further_ahead_than_any_window_or_behind_any_buffer_is_a_stray(beyond):
+def test_a_segment_beyond_any_window_or_buffer_is_a_stray(beyond):
     talk = Talk()
     talk.send(0, FURTHEST + beyond, b"far")
     assert (talk.strays, talk.halves[0].queued_bytes) == ((1, 0) if beyond else (0, 3))
@@ -65,7 +66,7 @@ def test_a_segment_further_ahead_than_any_window_or_behind_any_buffer_is_a_stray
 
 
 @pytest.mark.parametrize("time, taken", ((99, False), (100, True), (101, True)))
-def test_a_stray_older_than_what_was_delivered_shows_no_hole(time, taken):
+def test_a_stray_older_than_delivered_bytes_reveals_no_gap(time, taken):
     talk = Talk()
     talk.send(0, 0, b"x", time=100)
     talk.send(0, 2 << 30, b"stray", time=time)
@@ -75,30 +76,30 @@ def test_a_stray_older_than_what_was_delivered_shows_no_hole(time, taken):
 
 
 @pytest.mark.parametrize("count", (1, 2))
-def test_two_strays_that_the_peer_acknowledges_show_a_long_hole(count):
+def test_two_acknowledged_strays_reveal_a_long_gap(count):
     talk = Talk()
     talk.send(1, 0, b"seen")
     for number in range(count):
         talk.send(0, (2 << 30) + 3 * number, b"abc", 4)
     talk.send(1, 4, b"", (2 << 30) + 3)  # in the middle of them
     hole = [(0, -(2 << 30)), (0, b"abc"), (0, b"abc")]
-    assert talk.told[1:] == (hole if count == 2 else [])
+    assert talk.delivered[1:] == (hole if count == 2 else [])
     assert talk.halves[0].long_gaps == count - 1 and talk.strays == (0 if count == 2 else 1)
 
 
 @pytest.mark.parametrize("ack", (0, 1, 3, 4))
-def test_an_acknowledgement_beside_the_strays_shows_no_hole(ack):
-    """Of a byte among them it does."""
+def test_only_an_acknowledgement_among_the_strays_reveals_a_gap(ack):
+    """That is, of a byte among them."""
     talk = Talk()
     talk.send(1, 0, b"seen")
     for number in range(3):
         talk.send(0, (2 << 30) + number, b"a", 4)
     talk.send(1, 4, b"", (2 << 30) + ack)
-    assert (len(talk.told) > 1) == (1 <= ack <= 3)
+    assert (len(talk.delivered) > 1) == (1 <= ack <= 3)
 
 
 @pytest.mark.parametrize("count", (KEPT_STRAYS - 1, KEPT_STRAYS))
-def test_so_many_strays_of_one_direction_show_a_long_hole(count):
+def test_enough_strays_of_one_direction_reveal_a_long_gap(count):
     talk = Talk(is_open=False)
     talk.send(0, 0, b"x")
     for number in range(count):
@@ -109,7 +110,7 @@ def test_so_many_strays_of_one_direction_show_a_long_hole(count):
 
 
 @pytest.mark.parametrize("passed", (PATIENCE - 1, PATIENCE, PATIENCE + 1))
-def test_strays_are_forgotten_when_so_many_segments_went_by(passed):
+def test_strays_are_forgotten_after_enough_segments(passed):
     talk = Talk()
     talk.send(1, 0, b"seen")
     for number in range(2):
@@ -124,16 +125,16 @@ def test_strays_are_forgotten_when_so_many_segments_went_by(passed):
     "at, data, counted",
     ((-1, b"p", 0), (-2, b"p", 1), (-2, b"pp", 1), (-1, b"pp", 0), (-1, b"", 0), (-3, b"", 0), (0, b"p", 0)),
 )
-def test_one_byte_before_the_next_is_a_probe_and_all_else_that_was_there_is_sent_again(at, data, counted):
+def test_one_byte_before_the_next_is_a_probe_other_old_bytes_are_retransmissions(at, data, counted):
     talk = Talk()
     talk.send(0, 0, b"abcd")
     assert talk.send(0, 4 + at, data, window=0) == bool(counted)
     assert talk.halves[0].retransmissions == counted
-    assert b"".join(each for _, each in talk.told) == b"abcd" + b"p" * max(0, at + len(data))
+    assert b"".join(each for _, each in talk.delivered) == b"abcd" + b"p" * max(0, at + len(data))
 
 
 @pytest.mark.parametrize("late_ns", (OVERTAKEN_NS, OVERTAKEN_NS + 1))
-def test_a_segment_so_late_was_sent_again_and_not_overtaken(late_ns):
+def test_a_very_late_segment_is_a_retransmission_and_not_reordered(late_ns):
     talk = Talk()
     talk.send(0, 3, b"def", time=1000)
     talk.send(0, 0, b"abc", time=1000 + late_ns)
@@ -141,12 +142,12 @@ def test_a_segment_so_late_was_sent_again_and_not_overtaken(late_ns):
     is_late = late_ns > OVERTAKEN_NS
     assert (half.out_of_order, half.retransmissions) == ((0, 1) if is_late else (1, 0))
     assert talk.stalls.found == ([(1000, 1000 + late_ns, 0, LATE)] if is_late else [])
-    assert talk.told == [(0, b"abc"), (0, b"def")] and talk.times == [1000 + late_ns] * 2
+    assert talk.delivered == [(0, b"abc"), (0, b"def")] and talk.times == [1000 + late_ns] * 2
 
 
 @pytest.mark.parametrize("acked", (3, 4, 5, 6))
-def test_what_was_acknowledged_and_is_sent_again_stalled_nothing(acked):
-    """Bytes 3 to 6 again: as long as one of them is not acknowledged, they are late until all are."""
+def test_retransmissions_of_acknowledged_bytes_stalled_nothing(acked):
+    """Bytes 3 to 6 again: until all of them are acknowledged, they are late."""
     talk = Talk()
     talk.send(0, 0, b"abcdef", time=10)
     talk.send(1, 0, b"", acked, time=20)
@@ -163,7 +164,7 @@ def test_what_was_acknowledged_and_is_sent_again_stalled_nothing(acked):
     assert half.unacked is None
 
 
-def test_the_latest_of_late_bytes_is_kept():
+def test_the_latest_time_of_late_bytes_is_kept():
     talk = Talk()
     at, latest = 0, []
     for number, wait in enumerate((30, 50, 40)):
@@ -178,8 +179,8 @@ def test_the_latest_of_late_bytes_is_kept():
 
 
 @pytest.mark.parametrize("count", (1, 2))
-def test_a_packet_captured_twice_takes_back_what_it_counted(count):
-    """One of two is left: sent again once."""
+def test_a_packet_captured_twice_is_not_counted_as_retransmitted(count):
+    """One of two retransmissions remains."""
     talk = Talk()
     talk.send(0, 0, b"abc", time=10)
     talk.send(1, 0, b"", 0, time=10)
@@ -194,61 +195,61 @@ def test_a_packet_captured_twice_takes_back_what_it_counted(count):
 
 
 @pytest.mark.parametrize("passed", (PATIENCE, PATIENCE + 1))
-def test_an_acknowledged_hole_is_declared_when_so_many_segments_went_by(passed):
+def test_an_acknowledged_gap_is_declared_after_enough_segments(passed):
     talk = Talk()
     talk.send(0, 5, b"behind", time=1)
     for number in range(passed):
         talk.send(1, 0, b"", 11, time=2 + number)
-    assert talk.told == ([(0, -5), (0, b"behind")] if passed > PATIENCE else [])
+    assert talk.delivered == ([(0, -5), (0, b"behind")] if passed > PATIENCE else [])
     assert talk.is_calm == (passed > PATIENCE) or not talk.halves[0].seen
     assert talk._budget.left == MAX_QUEUED - (0 if passed > PATIENCE else 6)
 
 
 @pytest.mark.parametrize("kind", ("bytes", "pieces", "budget"))
 @pytest.mark.parametrize("beyond", (0, 1))
-def test_what_waits_may_be_just_so_much(kind, beyond):
+def test_the_queue_is_limited(kind, beyond):
     talk = Talk(100 if kind == "budget" else MAX_QUEUED * 2)
     if kind == "pieces":
         for number in range(MAX_PIECES + beyond):
             talk.send(0, 1 + 2 * number, b"p")
     else:
         talk.send(0, 1, bytes((100 if kind == "budget" else MAX_QUEUED) + beyond))
-    assert (talk.told[:1] == [(0, -1)]) == bool(beyond)
+    assert (talk.delivered[:1] == [(0, -1)]) == bool(beyond)
     assert talk._budget.least == talk._budget.left if not beyond else talk._budget.least < talk._budget.left
 
 
 @pytest.mark.parametrize("at, is_end", ((-1, False), (0, True), (1, False)))
 def test_a_fin_ends_a_side_where_its_bytes_end(at, is_end):
-    """One that lies behind the last byte is old; one further on waits."""
+    """A FIN before the last byte is old; one after it waits."""
     talk = Talk()
     talk.send(0, 0, b"abc", time=5)
     talk.send(0, 3 + at, b"", flags=ACK | FIN, time=7)
-    assert ((0, None) in talk.told) == is_end
+    assert ((0, None) in talk.delivered) == is_end
     assert talk.first_fin == (None if at < 0 else (0, 7))
     talk.send(1, 0, b"", 4, flags=ACK | FIN, time=8)
     assert talk.first_fin == ((1, 8) if at < 0 else (0, 7))
 
 
 @pytest.mark.parametrize("lost", (1, 2))
-def test_one_number_that_is_missing_at_the_end_is_a_fin_and_two_are_a_hole(lost):
+def test_one_missing_number_at_the_end_is_a_fin_and_two_are_a_gap(lost):
     talk = Talk()
     talk.send(0, 0, b"abc")
     talk.send(1, 0, b"", 3 + lost)
     talk.finish(9)
-    assert talk.told == [(0, b"abc"), *([(0, -2)] if lost == 2 else []), (0, None), (1, None)]
+    assert talk.delivered == [(0, b"abc"), *([(0, -2)] if lost == 2 else []), (0, None), (1, None)]
     assert talk.halves[0].gap_bytes == (2 if lost == 2 else 0)
 
 
-def test_two_numbers_that_are_missing_before_more_bytes_are_a_hole_and_so_is_one():
+def test_missing_numbers_before_more_bytes_are_a_gap():
     for lost in (1, 2):
         talk = Talk()
         talk.send(0, lost, b"abc")
         talk.finish(9)
-        assert talk.told == [(0, -lost), (0, b"abc"), (0, None), (1, None)]
+        assert talk.delivered == [(0, -lost), (0, b"abc"), (0, None), (1, None)]
 
 
 @pytest.mark.parametrize("count", (KEPT_TIMES, KEPT_TIMES + 1, KEPT_TIMES + 9))
-def test_so_many_times_are_kept(count):
+def test_a_limited_number_of_times_is_kept(count):
     talk = Talk()
     talk.send(0, 0, b"ab")
     for number in range(count):
@@ -257,7 +258,7 @@ def test_so_many_times_are_kept(count):
     assert talk.retransmitted_ns == list(range(1 + count - KEPT_TIMES, 1 + count))
 
 
-def test_times_of_segments_sent_again_grow_though_the_clock_does_not():
+def test_times_of_retransmissions_grow_though_the_clock_does_not():
     talk = Talk()
     talk.send(0, 0, b"ab", time=100)
     for time in (90, 100, 102, 102):
@@ -266,27 +267,27 @@ def test_times_of_segments_sent_again_grow_though_the_clock_does_not():
 
 
 def test_a_stream_may_begin_at_number_zero():
-    """Joined in its middle, at the number 0, which is no sign of a side that was not seen."""
+    """A stream joined midstream at number 0, which does not mean that a side is unseen."""
     for first in (0, 1):
         talk = Talk(is_open=False)
         talk.segment(0, first, 0, ACK, 9, memoryview(b"ab"), 2, 0)
         talk.segment(1, 0, first + 2, ACK, 9, memoryview(b"cd"), 2, 0)
-        assert talk.told == [(0, b"ab"), (1, b"cd")] and talk.is_calm and talk.is_still
+        assert talk.delivered == [(0, b"ab"), (1, b"cd")] and talk.is_calm and talk.is_still
         assert [half.first for half in talk.halves] == [first, 0]
         assert not any(half.retransmissions or half.gaps for half in talk.halves)
 
 
 @pytest.mark.parametrize("first", (0, 1))
-def test_a_segment_waits_for_number_zero_if_the_peer_shows_that_it_comes(first):
+def test_a_segment_waits_for_number_zero_if_the_peer_expects_it(first):
     talk = Talk(is_open=False)
     talk.segment(1, 7, first, ACK, 9, memoryview(b""), 0, 0)
     talk.segment(0, first + 3, 7, ACK, 9, memoryview(b"def"), 3, 0)
-    assert talk.told == []
+    assert talk.delivered == []
     talk.segment(0, first, 7, ACK, 9, memoryview(b"abc"), 3, 0)
-    assert talk.told == [(0, b"abc"), (0, b"def")]
+    assert talk.delivered == [(0, b"abc"), (0, b"def")]
 
 
-def test_at_the_end_the_budget_is_whole_again():
+def test_at_the_end_the_whole_budget_is_released():
     talk = Talk()
     talk.send(0, 1, b"waits")
     talk.send(1, 1, b"too")
@@ -297,13 +298,14 @@ def test_at_the_end_the_budget_is_whole_again():
 
 
 @pytest.mark.parametrize("begun", (0, 1))
-def test_what_the_peer_acknowledged_before_the_capture_is_no_hole(begun):
-    """A side whose first segment has an older number, as a probe has: it stands where it was acknowledged."""
+def test_bytes_acknowledged_before_the_capture_are_no_gap(begun):
+    """The first segment of a side may have an older number, as a probe has: the side starts where it was
+    acknowledged."""
     talk = Talk(is_open=False)
     talk.segment(0, 9 + begun, 0, ACK, 9, memoryview(b""), 0, 0)
     talk.segment(1, 0, 10 + begun, ACK, 9, memoryview(b"x"), 1, 0)
     talk.segment(0, 10 + begun, 1, ACK, 9, memoryview(b"y"), 1, 0)
-    assert talk.told == [(1, b"x"), (0, b"y")] and talk.halves[0].first == 10 + begun
+    assert talk.delivered == [(1, b"x"), (0, b"y")] and talk.halves[0].first == 10 + begun
 
 
 def test_a_closed_window_is_counted_once_until_it_opens():
@@ -316,19 +318,19 @@ def test_a_closed_window_is_counted_once_until_it_opens():
     assert talk.stalls.found == [(0, 20, 0, 2), (30, 40, 0, 2)]
 
 
-def test_sides_that_each_wait_for_the_other_go_on_with_what_came_first():
-    """Each one's first copy was not captured: nobody can have sent its bytes before the other's."""
+def test_sides_that_wait_for_each_other_continue_with_the_first_segment():
+    """The first transmission of each was not captured: neither side can have sent its bytes after the other's."""
     for first in (0, 1):
         talk = Talk()
         for number, side in enumerate((first, 1 - first)):
             talk.send(side, 0, b"%d" % side, 1, time=10 + number)
-        assert talk.told == []
+        assert talk.delivered == []
         talk.finish(99)
-        assert talk.told[:2] == [(first, b"%d" % first), (1 - first, b"%d" % (1 - first))]
+        assert talk.delivered[:2] == [(first, b"%d" % first), (1 - first, b"%d" % (1 - first))]
         assert talk.times[:2] == [10, 11] and talk.clock_ns == 99
 
 
-def test_counts_begin_anew_and_are_joined_from_either_side():
+def test_counters_are_reset_and_merged_from_either_side():
     talk, other = Talk(), Talk()
     for each, again in ((talk, 1), (other, 2)):
         each.send(0, 0, b"ab", time=1)

@@ -1,8 +1,8 @@
-"""Captures that show the same packets in another shape: the rows of their base, in all tables, but for what is listed.
+"""Captures of the same packets in other forms have the rows of their base in all tables, except for listed differences.
 
-`shapes.csv` lists the columns that a shape changes and why, `losses.csv` what a shape with loss lacks and which kind in
-`quality` says so. A difference that is not listed fails, and a line that no longer holds. Source and the hash that is
-called connection are always others.
+`shapes.csv` lists the columns that a form changes and why; `losses.csv` lists what a form with loss lacks and which
+kind in `quality` reports that. An unlisted difference fails, and so does a line that no longer holds. The source and
+the hash in the column connection always differ.
 """
 
 import csv
@@ -33,7 +33,7 @@ KEYS = {
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """tables(shape, table) -> its rows by what they are about, whatever the shape."""
+    """tables(shape, table) -> its rows by a key that does not depend on the form."""
     folder = tmp_path_factory.mktemp("tables")
     files = {name: captures.capture(name) for name in (BASE, *SAME, *LOSSY)}
     convert(list(files.values()), folder, processes=1)
@@ -41,12 +41,12 @@ def tables(tmp_path_factory):
     @cache
     def rows(shape, table):
         read = pq.read_table(folder / table / f"{files[shape].name}.parquet").to_pylist()
-        return [row for row in read if row.get("kind") != "in_two_captures"]  # all shapes are of one traffic
+        return [row for row in read if row.get("kind") != "in_two_captures"]  # all forms contain one traffic
 
     @cache
     def keyed(shape, table):
         by_port = {row["connection"]: row["client_port"] for row in rows(shape, "connections")}
-        if shape == "k41_portreuse":  # there the ports are others, and everything else is the same
+        if shape == "k41_portreuse":  # its ports differ, and nothing else
             order = sorted(rows(shape, "connections"), key=lambda row: row["start_ns"])
             base = sorted(rows(BASE, "connections"), key=lambda row: row["start_ns"])
             by_port = {a["connection"]: b["client_port"] for a, b in zip(order, base, strict=True)}
@@ -71,7 +71,7 @@ def listed(name):
 
 
 @pytest.mark.parametrize("shape", (*SAME, *LOSSY))
-def test_the_rows_are_the_bases_but_for_the_columns_that_the_shape_changes(tables, shape):
+def test_the_rows_equal_the_bases_except_in_listed_columns(tables, shape):
     found = {}
     for table in KEYS:
         base, shaped = tables(BASE, table), tables(shape, table)
@@ -87,18 +87,18 @@ def test_the_rows_are_the_bases_but_for_the_columns_that_the_shape_changes(table
 
 
 def losses(tables, shape):
-    """(what became of an exchange of the base, the kind of flaw in `quality` that explains it) -> how many."""
+    """(outcome of an exchange of the base, kind in `quality` that explains it) -> count."""
     shaped, connections = tables(shape, "exchanges"), tables(shape, "connections")
     kinds = {key[1]: row for key, row in tables(shape, "quality").items()}
     found = Counter()
     for key, row in tables(BASE, "exchanges").items():
-        told, connection = shaped.get(key), connections.get((key[0], 1))
-        if told is None:
+        shaped_row, connection = shaped.get(key), connections.get((key[0], 1))
+        if shaped_row is None:
             what = "missing"
-        elif told["outcome"] != row["outcome"]:
-            what = told["outcome"]
-        elif told["decoded"] != row["decoded"]:
-            what = f"decoded {told['decoded']}"
+        elif shaped_row["outcome"] != row["outcome"]:
+            what = shaped_row["outcome"]
+        elif shaped_row["decoded"] != row["decoded"]:
+            what = f"decoded {shaped_row['decoded']}"
         else:
             continue
         if row["request_start_ns"] < kinds["packets"]["first_ns"]:
@@ -115,8 +115,8 @@ def losses(tables, shape):
 
 
 @pytest.mark.parametrize("shape", LOSSY)
-def test_what_a_shape_with_loss_lacks_is_explained(tables, shape):
-    """Every exchange that is not there, or not whole: by its connection, by time, and in `quality`."""
+def test_missing_rows_of_a_form_with_loss_are_explained(tables, shape):
+    """Every missing or incomplete exchange is explained: by its connection, by time, and in `quality`."""
     assert not tables(shape, "exchanges").keys() - tables(BASE, "exchanges").keys()
     lines = [line for line in listed("losses.csv") if line["shape"] == shape]
     assert losses(tables, shape) == {(line["what"], line["explained by"]): int(line["exchanges"]) for line in lines}

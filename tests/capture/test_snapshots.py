@@ -1,4 +1,4 @@
-"""A connection that another reader goes on with from a snapshot tells what it would have told, and counts the same."""
+"""A reader that continues a connection from a snapshot emits and counts what the first reader would have."""
 
 import random
 from dataclasses import astuple
@@ -13,29 +13,29 @@ from kproxy.capture.quality import Quality
 from kproxy.capture.records import Window
 from kproxy.wire.events import Exchange, Unanswered
 from tests.capture import story
-from tests.capture.test_flows import exact
+from tests.capture.test_flows import identity
 
 
 class Read:
-    """A reader of packets one by one, and what its connections told."""
+    """A reader of single packets, and the events of its connections."""
 
     def __init__(self):
-        self.heard = {}  # of each connection: what each event told, and when
-        self.clock = -1  # the number of the packet in hand
+        self.events_of = {}  # flow -> (packet number, values of the event)
+        self.clock = -1  # the number of the current packet
         self.quality = Quality()
         self.flows = Flows("test", self.quality, Handlers(self._decided, None, lambda flow: None))
 
     def _decided(self, flow):
-        heard = self.heard.setdefault(flow, [])
+        events_of = self.events_of.setdefault(flow, [])
 
         def listen(events):
             for event in events:
                 event = event.exchange if type(event) is Unanswered else event
                 if type(event) is Exchange:
-                    place = exact(event)[1:]
-                    heard.append((self.clock, *place, flow.sent_again(event), flow.stalled(event)))
+                    place = identity(event)[1:]
+                    events_of.append((self.clock, *place, flow.sent_again(event), flow.stalled(event)))
                 else:
-                    heard.append((self.clock, type(event).__name__))
+                    events_of.append((self.clock, type(event).__name__))
 
         return listen
 
@@ -46,18 +46,18 @@ class Read:
 
     @property
     def flow(self):
-        (flow,) = self.heard
+        (flow,) = self.events_of
         return flow
 
 
 def tally(flow):
-    """All that is counted of a connection."""
+    """All counters of a connection."""
     quality = Quality()
     flow.count(quality)
     return flow.columns(), [astuple(row) for row in quality]
 
 
-LIVES = {  # and at how many packets at least both have the same
+LIVES = {  # and the minimum number of packets at which both readers have the same snapshot
     "lossy": (lambda made: story.lossy(made, 40001, (0xFFFF_FFC0, 7)), 16),
     "waits": (lambda made: story.waits(made, 40002).ask(7, 8).close(), 12),
     "holes": (lambda made: story.holes(made, 40003), 11),
@@ -71,10 +71,10 @@ def made(make):
     return written.packets
 
 
-def goes_on_alike(packets, begin):
-    """At how many packets a reader that came at `begin` has the snapshot of one that was there before.
+def equal_snapshots(packets, begin):
+    """The number of packets after which a reader that started at `begin` has the snapshot of one that started earlier.
 
-    There the late one takes over: it tells what the other would have told, and together they count all.
+    There the late reader takes over: it emits what the other would have emitted, and together they count everything.
     """
     whole, ahead, late, borders = Read(), Read(), Read(), []
     for number, each in enumerate(packets):
@@ -82,7 +82,7 @@ def goes_on_alike(packets, begin):
         if number < begin:
             continue
         late.take(number, each)
-        if late.heard and whole.heard and late.flow.close == whole.flow.close == "open":
+        if late.events_of and whole.events_of and late.flow.close == whole.flow.close == "open":
             snapshot = whole.flow.snapshot
             if snapshot is not None and snapshot == late.flow.snapshot:
                 borders.append(number)
@@ -101,9 +101,9 @@ def goes_on_alike(packets, begin):
         for number in range(border + 1, len(packets)):
             late.take(number, packets[number])
         late.flows.finish()
-        assert not late.quality.count("kafka")  # who joins them counts it, once
-        assert [each for each in late.heard[flow] if each[0] > border] == [
-            each for each in whole.heard[whole.flow] if each[0] > border
+        assert not late.quality.count("kafka")  # it is counted once, where the readers are joined
+        assert [each for each in late.events_of[flow] if each[0] > border] == [
+            each for each in whole.events_of[whole.flow] if each[0] > border
         ]
         flow.join(ahead.flow)
         assert tally(flow) == tally(whole.flow), border
@@ -113,23 +113,23 @@ def goes_on_alike(packets, begin):
 
 @pytest.mark.parametrize("begin", (0, 3, 4, 5))
 @pytest.mark.parametrize("life", LIVES)
-def test_what_goes_on_from_the_same_snapshot_goes_on_alike(life, begin):
-    """begin: packet 4 is the broker's, so the sides of who begins there are the other way round."""
+def test_readers_with_equal_snapshots_continue_alike(life, begin):
+    """begin: packet 4 is the broker's, so a reader that starts there has the sides swapped."""
     make, least = LIVES[life]
-    assert goes_on_alike(made(make), begin) >= least
+    assert equal_snapshots(made(make), begin) >= least
 
 
-def test_numbers_that_passed_zero_are_the_same_for_who_came_later():
-    def wrapping(told):
-        story.Line(told, 40001, (0xFFFF_FFF0, 0xFFFF_FFF8)).shake().ask(*range(20)).close()
+def test_wrapped_sequence_numbers_are_equal_for_a_late_reader():
+    def wrapping(script):
+        story.Line(script, 40001, (0xFFFF_FFF0, 0xFFFF_FFF8)).shake().ask(*range(20)).close()
 
-    assert goes_on_alike(made(wrapping), 9) > 25
+    assert equal_snapshots(made(wrapping), 9) > 25
 
 
-def test_what_is_not_kafkas_or_not_clear_has_no_snapshot():
+def test_connections_that_are_not_clearly_kafka_have_no_snapshot():
     flows = Flows("test", Quality(), Handlers(lambda flow: lambda events: None, None, lambda flow: None))
     kinds = set()
-    for time_ns, data, length in story.told():
+    for time_ns, data, length in story.packets_of_story():
         flows.window(Window(data, 0, [(time_ns, ETHERNET, 0, len(data), length)]))
         for flow in (*flows.open, *flows.ended):
             if flow.snapshot is not None:
@@ -139,8 +139,8 @@ def test_what_is_not_kafkas_or_not_clear_has_no_snapshot():
     assert {None, KAFKA, "tls", "http"} <= kinds
 
 
-def test_logins_that_both_readers_saw_are_counted_together():
-    packets = made(lambda told: story.Line(told, 40001).shake().ask(1, 2))
+def test_logins_seen_by_both_readers_are_counted_together():
+    packets = made(lambda script: story.Line(script, 40001).shake().ask(1, 2))
     readers = Read(), Read()
     for read, tokens in zip(readers, (2, 3), strict=True):
         for number, each in enumerate(packets):
@@ -153,14 +153,14 @@ def test_logins_that_both_readers_saw_are_counted_together():
     assert (second.sasl_tokens, second.path_mtu, second.payload_bytes) == (5, 1400, first.payload_bytes)
 
 
-def wild(dice):
-    """A life in which segments are lost, sent again, late and cut at random, and windows close."""
-    told = story.Story()
-    line = story.Line(told, 40001).shake().ask(1)
+def random_life(dice):
+    """A connection with segments that are lost, retransmitted, late and split at random, and with closed windows."""
+    script = story.Story()
+    line = story.Line(script, 40001).shake().ask(1)
     asked, sent = 2, []
-    waiting = []  # of answers that are not sent yet
+    waiting = []  # responses that have not been sent yet
     for _ in range(30):
-        told.wait(dice.choice((0, 0, -story.TICK_NS, 2 * story.MS, 40 * story.MS)))  # some at the same time
+        script.wait(dice.choice((0, 0, -story.TICK_NS, 2 * story.MS, 40 * story.MS)))  # some at the same time
         what = dice.random()
         if what < 0.15 and sent:
             side, at, data = dice.choice(sent[-4:])
@@ -180,9 +180,9 @@ def wild(dice):
                 if part:
                     sent.append((side, line.next[side], part))
                     (line.lose if dice.random() < 0.1 else line.send)(side, part)
-    return told.packets
+    return script.packets
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_wild_lives_go_on_alike(seed):
-    goes_on_alike(wild(random.Random(seed)), 4 + seed % 2)
+def test_random_connections_continue_alike(seed):
+    equal_snapshots(random_life(random.Random(seed)), 4 + seed % 2)

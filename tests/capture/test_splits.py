@@ -1,4 +1,4 @@
-"""Splits of real captures against the same files read in one piece."""
+"""Splits of real captures compared with the same files read whole."""
 
 import random
 import shutil
@@ -26,7 +26,7 @@ BASES = ("k41_BASE", "k41_bigendian", "k41_rawip", "k41_realnano", "k41_realSLL2
 
 
 def records(windows):
-    """(time, link, where its bytes lie in the file, original length) and the bytes."""
+    """(time, link, offset of the bytes in the file, original length) and the bytes."""
     return [
         (time_ns, link, offset + start, original, data[start:end])
         for data, offset, found, _ in windows
@@ -49,8 +49,8 @@ def test_splits_hold_every_record_once(name):
             assert part.overlap < part.start and records(splits.windows(part.before, Quality()))[-1] in whole
 
 
-def test_a_boundary_is_the_next_record_whatever_the_range():
-    """Each byte offset, as a range's start, leads to the next record that begins with a TCP segment."""
+def test_a_boundary_is_the_next_record_for_any_range():
+    """Each byte offset as the start of a range leads to the next record that begins with a TCP segment."""
     path = capture("k41_BASE")
     data = path.read_bytes()
     starts = [start - 16 for _, _, start, _, _ in records(Capture([path], Quality()).windows())]
@@ -62,7 +62,7 @@ def test_a_boundary_is_the_next_record_whatever_the_range():
         offset = start
 
 
-def test_what_cannot_be_split_is_read_in_one_piece(tmp_path):
+def test_unsplittable_files_are_read_whole(tmp_path):
     data = bytearray(capture("k41_BASE").read_bytes())
     starts = [start - 16 for _, _, start, _, _ in records(Capture([capture("k41_BASE")], Quality()).windows())]
     damaged = tmp_path / "damaged.pcap"
@@ -76,7 +76,7 @@ def test_what_cannot_be_split_is_read_in_one_piece(tmp_path):
     assert len(cut) > 3 and found == records(Capture([damaged], quality).windows())
     assert seen.count("damaged") == quality.count("damaged") == 1
     assert splits.plan(str(packed), 100_000) == [splits.Split(str(packed))]
-    empty = tmp_path / "allocated.pcap"  # as of a machine that lost its power
+    empty = tmp_path / "allocated.pcap"  # as left by a power failure
     empty.write_bytes(capture("k41_BASE").read_bytes() + bytes(300_000))
     assert splits.plan(str(empty), 100_000) == [splits.Split(str(empty))]
     whole = records(Capture([packed], Quality()).windows())
@@ -99,16 +99,16 @@ INTERFACE = block(1, b"\1\0\0\0" + bytes(4))
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "expected"),
     [
         (SECTION + INTERFACE, {"sections", "interfaces"}),
         (INTERFACE, {"interfaces"}),
         (block(5, bytes(12) + b"\5\0\x08\0\1" + bytes(11)), {"statistics"}),
-        (block(10, b"KSLT\4\0\0\0abcd"), {b"abcd"}),  # in `secrets`
+        (block(10, b"KSLT\4\0\0\0abcd"), {b"abcd"}),  # it is in `secrets`
         (block(4, bytes(4)), set()),  # names
     ],
 )
-def test_blocks_that_change_what_later_ones_mean_are_told(tmp_path, more, said):
+def test_blocks_that_affect_later_ones_are_reported(tmp_path, more, expected):
     data = capture("k41_ng").read_bytes()
     place = splits._Blocks(data).boundary(300_000, len(data))
     path = tmp_path / "changes.pcapng"
@@ -118,10 +118,10 @@ def test_blocks_that_change_what_later_ones_mean_are_told(tmp_path, more, said):
         changes, secrets = set(), []
         list(splits.windows(split, Quality(), secrets, changes))
         found += [*changes, *secrets]
-    assert set(found) == said
+    assert set(found) == expected
 
 
-def test_a_pcapng_file_that_begins_with_keys_or_has_no_times_is_read_in_one_piece(tmp_path):
+def test_a_pcapng_file_that_begins_with_keys_or_has_no_times_is_read_whole(tmp_path):
     data = capture("k41_ng").read_bytes()
     begin = len(pcapng.front(data).data)
     odd = {
@@ -137,8 +137,8 @@ def test_a_pcapng_file_that_begins_with_keys_or_has_no_times_is_read_in_one_piec
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.1, 0.5, 1.0)), st.integers(0, 3))
-def test_payloads_that_are_blocks_themselves(seed, part, shift):
-    """A border in a payload that holds a capture, at any place: its reader's predecessor does not end there."""
+def test_payloads_that_contain_blocks_are_no_boundaries(seed, part, shift):
+    """A border inside a payload that contains a capture, at any offset: the previous reader does not end there."""
     dice = random.Random(seed)
     (inner,) = {enhanced(next(Connection(7, 1448).send(0, bytes(40))))}
     connection = Connection(1, 60_000)
@@ -153,14 +153,14 @@ def test_payloads_that_are_blocks_themselves(seed, part, shift):
         found, flaws = [], Quality()
         for split in parts:
             found += records(splits.windows(split, flaws))
-        event("torn" if flaws.count("cut_file") + flaws.count("damaged") else "read in parts")
+        event("unsplittable" if flaws.count("cut_file") + flaws.count("damaged") else "read in parts")
         if not flaws.count("cut_file") + flaws.count("damaged"):
             assert found == records(Capture([path], Quality()).windows())
 
 
 @pytest.mark.parametrize("name", ("busy.pcap", "busy.pcapng"))
-def test_of_a_storage_each_byte_is_asked_for_once_and_some_at_borders_twice(tmp_path, monkeypatch, name):
-    """Looks for borders, warm-ups and all: counted where the storage answers."""
+def test_each_byte_is_requested_once_from_a_storage_except_around_borders(tmp_path, monkeypatch, name):
+    """Including searches for borders and warm-ups: counted where the storage responds."""
     path = tmp_path / "busy.pcap"
     with path.open("wb") as file:
         generate(replace(KINDS[0], connections=8), file, 25_000)
@@ -187,7 +187,7 @@ def test_of_a_storage_each_byte_is_asked_for_once_and_some_at_borders_twice(tmp_
         found = reader.read(job, reader.Part(number, split, 0, following), lambda table, rows: None)
         assert not found.unsplittable and not found.deferred and len(found.excerpts) == 8
     monkeypatch.undo()
-    if name == "busy.pcap":  # a reader may stop in the middle of a record
+    if name == "busy.pcap":  # a reader may stop inside a record
         for place in range(100_000, 110_000, 700):
             some = replace(parts[0], end=place, last=False)
             whole = records(splits.windows(replace(some, path=str(path), storage=Storage()), Quality()))
@@ -198,7 +198,7 @@ def test_of_a_storage_each_byte_is_asked_for_once_and_some_at_borders_twice(tmp_
 
 
 @pytest.mark.parametrize("name", ("k41_BASE", "k41_ng"))
-def test_a_reader_sees_where_its_own_records_end(name):
+def test_a_reader_notices_a_wrong_end(name):
     for split in splits.plan(str(capture(name)), 200_000)[:2]:
         for wrong in (split.end - 1, split.end + 1, split.end - 44, split.end + 44):
             quality = Quality()
@@ -207,28 +207,29 @@ def test_a_reader_sees_where_its_own_records_end(name):
 
 
 @pytest.mark.parametrize("name", ["k41_BASE", "k41_ng"])
-def test_harm_anywhere_loses_nothing_to_splitting(tmp_path, name):
-    """Bytes changed at random: the splits hold what one piece holds, or say that they are torn."""
+def test_splitting_a_damaged_file_loses_nothing(tmp_path, name):
+    """With bytes changed at random, the splits have the records of the whole file, or report that it must not be
+    split."""
     data = capture(name).read_bytes()
     chance = random.Random(7)
-    torn = split = 0
+    unsplittable = split = 0
     for _ in range(60):
-        harmed = bytearray(data)
+        damaged = bytearray(data)
         for _ in range(chance.choice((1, 3, 30))):
-            place = chance.randrange(24, len(harmed))
+            place = chance.randrange(24, len(damaged))
             size = chance.choice((1, 4, 40))
-            harmed[place : place + size] = chance.randbytes(len(harmed[place : place + size]))
+            damaged[place : place + size] = chance.randbytes(len(damaged[place : place + size]))
         if chance.random() < 0.3:
-            del harmed[chance.randrange(len(harmed) // 2, len(harmed)) :]
-        path = tmp_path / "harmed"
-        path.write_bytes(harmed)
+            del damaged[chance.randrange(len(damaged) // 2, len(damaged)) :]
+        path = tmp_path / "damaged"
+        path.write_bytes(damaged)
         parts = splits.plan(str(path), chance.randrange(30_000, 300_000))
         split += len(parts) > 1
         quality, seen, changes = Quality(), Quality(), set()
         found = [record for part in parts for record in records(splits.windows(part, seen, [], changes))]
         if len(parts) > 1 and (seen.count("damaged") or seen.count("cut_file") or changes):
-            torn += 1
+            unsplittable += 1
             continue
         assert found == records(Capture([path], quality).windows())
         assert list(seen) == list(quality)
-    assert split - torn > 20
+    assert split - unsplittable > 20

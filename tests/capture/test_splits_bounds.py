@@ -1,4 +1,4 @@
-"""Where a split may begin: each bound of what a record's head may say, at it and one beyond."""
+"""Where a split may begin: each limit of a record's header, at the limit and one beyond."""
 
 from struct import pack
 
@@ -20,7 +20,7 @@ def record(seconds=TIME, fraction=0, data=SEGMENT, original=None, order="<"):
 
 
 def records(*odd, at=1, count=CHAIN, order="<", nano=False, snap=SNAP):
-    """A file of so many usual records, and odd ones among them, and the place of its first record."""
+    """A file of `count` usual records with odd ones among them at index `at`."""
     usual = [record(order=order)] * count
     return packet.pcap([], order=order, nano=nano, snap=snap) + b"".join([*usual[:at], *odd, *usual[at:]])
 
@@ -36,7 +36,7 @@ def is_boundary(data, place=24, *, is_end=False, walker=splits._Records):
     "odd, believed",
     (
         ({}, True),
-        ({"fraction": -1}, True),  # of a second, its last unit
+        ({"fraction": -1}, True),  # the last unit of a second
         ({"fraction": 0}, False),  # a whole second
         ({"seconds": TIME + DAY_S}, True),
         ({"seconds": TIME + DAY_S + 1}, False),
@@ -44,7 +44,7 @@ def is_boundary(data, place=24, *, is_end=False, walker=splits._Records):
         ({"seconds": TIME - DAY_S - 1}, False),
         ({"data": b""}, False),
         ({"data": b"1"}, True),
-        ({"data": bytes(SNAP), "original": SNAP + 1}, True),  # cut at the snap length
+        ({"data": bytes(SNAP), "original": SNAP + 1}, True),  # truncated at the snap length
         ({"data": bytes(SNAP), "original": SNAP - 1}, False),
         ({"data": bytes(SNAP - 1), "original": SNAP}, False),
         ({"data": bytes(SNAP + 1), "original": SNAP + 2}, False),
@@ -54,10 +54,10 @@ def is_boundary(data, place=24, *, is_end=False, walker=splits._Records):
     ids=str,
 )
 def test_a_record_of_classic_pcap_in_a_chain(odd, believed, at, nano, order):
-    """One behind the chain is not looked at."""
+    """The record after the chain is not checked."""
     if "fraction" in odd:
         odd = {"fraction": (1_000_000_000 if nano else 1_000_000) + odd["fraction"]}
-    if "seconds" in odd:  # those behind it are as late
+    if "seconds" in odd:  # later records are as late
         rest = record(odd["seconds"], order=order) * CHAIN
         data = records(count=at, order=order, nano=nano) + rest
     else:
@@ -74,14 +74,14 @@ def test_a_larger_snap_length_allows_larger_records_up_to_a_bound():
 
 @pytest.mark.parametrize("cut", (0, 1, len(SEGMENT), len(SEGMENT) + 1, len(SEGMENT) + 16, len(SEGMENT) + 17))
 @pytest.mark.parametrize("is_end", (False, True))
-def test_a_chain_that_ends_with_the_bytes_ends_with_the_file(cut, is_end):
-    """The last head must be there if more of the file may follow."""
+def test_a_truncated_chain_is_accepted_only_at_the_end_of_the_file(cut, is_end):
+    """The last header must be complete if the file may continue."""
     data = records()
     assert is_boundary(data[: len(data) - cut], is_end=is_end) == (is_end or cut <= len(SEGMENT))
 
 
 @pytest.mark.parametrize("count", (1, CHAIN - 1, CHAIN))
-def test_a_head_at_the_very_end_is_looked_at_too(count):
+def test_a_header_at_the_very_end_is_checked_too(count):
     """If the chain reaches it."""
     assert is_boundary(records(record(data=b""), at=count, count=count), is_end=True) == (count == CHAIN)
     data = blocks(raw(0xBAE, 12), at=count, count=count)
@@ -109,7 +109,7 @@ def test_the_first_record_is_a_segment_of_tcp(link, data, original, believed):
     assert is_boundary(front + record(data=data, original=original) + record() * CHAIN) == believed
 
 
-def test_a_boundary_lies_from_the_start_on_and_before_the_stop():
+def test_a_boundary_is_at_or_after_the_start_and_before_the_stop():
     data = records()
     size = len(SEGMENT) + 16
     second = 24 + size
@@ -134,7 +134,7 @@ def blocks(*odd, at=1, count=CHAIN, front=FRONT, usual=ENHANCED):
 
 
 def raw(kind, size, *, ends=None, body=None):
-    """A block that says it has so many bytes."""
+    """A block whose header says that it has `size` bytes."""
     return pack("<II", kind, size) + (bytes(size - 12) if body is None else body) + pack("<I", ends or size)
 
 
@@ -163,7 +163,7 @@ def test_a_block_of_pcapng_in_a_chain(odd, believed, at):
 
 @pytest.mark.parametrize("is_end", (False, True))
 @pytest.mark.parametrize("cut", (0, 4, len(ENHANCED) - 12, len(ENHANCED) - 8, len(ENHANCED)))
-def test_blocks_that_end_with_the_bytes_end_with_the_file(cut, is_end):
+def test_truncated_blocks_are_accepted_only_at_the_end_of_the_file(cut, is_end):
     data = blocks()
     assert is_boundary(data[: len(data) - cut], len(FRONT), is_end=is_end, walker=splits._Blocks) == (is_end or not cut)
 
@@ -180,19 +180,19 @@ def body(kind, name=0, captured=64, original=64, data=SEGMENT):
     "odd, believed",
     (
         ({}, True),
-        ({"name": 1}, False),  # Ethernet is no raw IP
+        ({"name": 1}, False),  # Ethernet is not raw IP
         ({"name": 2}, False),  # there are two interfaces
         ({"captured": 0}, False),
         ({"captured": 0, "original": 0}, False),
         ({"captured": 65}, False),  # more than there was
         ({"captured": 67, "original": 67, "data": SEGMENT + b"pad"}, True),
-        ({"captured": 68, "original": 68, "data": SEGMENT + b"pad"}, True),  # with what fills it up
+        ({"captured": 68, "original": 68, "data": SEGMENT + b"pad"}, True),  # with its padding
         ({"captured": 69, "original": 69, "data": SEGMENT + b"pad"}, False),  # more than the block
         ({"captured": 54, "original": 64}, True),
         ({"captured": 54, "original": 54, "data": SEGMENT[:54]}, True),
         ({"captured": SNAP, "original": 101, "data": LARGE[:SNAP]}, True),
         ({"captured": SNAP, "original": 100, "data": LARGE[:SNAP]}, False),  # its payload alone is as long
-        ({"data": SEGMENT[14:], "captured": 50, "original": 50}, False),  # no Ethernet
+        ({"data": SEGMENT[14:], "captured": 50, "original": 50}, False),  # not Ethernet
         ({"data": SEGMENT[14:], "captured": 50, "original": 50, "name": 1}, True),
     ),
     ids=str,
@@ -235,7 +235,7 @@ def test_a_block_begins_at_a_multiple_of_four_before_the_stop():
         (FRONT + raw(1, 20), [1, 0], False),
     ),
 )
-def test_the_front_of_a_file_is_what_comes_before_its_first_packet(front, links, has_secrets):
+def test_the_front_of_a_file_ends_at_its_first_packet(front, links, has_secrets):
     order = ">" if links == [7] else "<"
     data = front + packet.enhanced(SEGMENT, 5, order=order)
     found = pcapng.front(data)

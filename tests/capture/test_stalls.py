@@ -1,4 +1,4 @@
-"""What held up an exchange: lost bytes and closed windows, side by side with its queue."""
+"""The delays of an exchange by lost bytes and closed windows, along with its queue."""
 
 import numpy as np
 from hypothesis import given
@@ -12,7 +12,7 @@ MS = 1_000_000
 CLIENT, BROKER = 0, 1
 
 
-def test_a_hole_that_a_retransmission_fills_late_is_loss():
+def test_a_gap_filled_late_by_a_retransmission_is_loss():
     talk, _ = conversation()
     talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 0)
     talk.segment(0, 21, 1, ACK, BIG, memoryview(b"c" * 10), 10, 5 * MS)
@@ -22,22 +22,23 @@ def test_a_hole_that_a_retransmission_fills_late_is_loss():
         *(200 * MS, 0, 0),
         *(0, 0, 0),
     )
-    assert talk.stalls.of(CLIENT, (0, 205 * MS, 206 * MS, 206 * MS), 150 * MS)[0] == 55 * MS  # the queue comes first
+    # queueing is subtracted first
+    assert talk.stalls.of(CLIENT, (0, 205 * MS, 206 * MS, 206 * MS), 150 * MS)[0] == 55 * MS
 
 
-def test_what_was_acknowledged_and_is_sent_again_delayed_nothing():
+def test_retransmissions_of_acknowledged_bytes_delay_nothing():
     for acknowledged, found in ((1, [(10 * MS, 250 * MS, 0, REPEATED)]), (11, [])):
         talk, _ = conversation()
         talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 10 * MS)
         talk.segment(1, 1, acknowledged, ACK, BIG, memoryview(b""), 0, 11 * MS)
         talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 250 * MS)
         assert talk.retransmitted_ns and talk.stalls.found == found
-        # the request's last byte was the last thing before the pause; of an older request it was not
+        # the last event before the pause was this request's last byte, not that of an older request
         assert sum(talk.stalls.of(CLIENT, (0, 10 * MS, 260 * MS, 260 * MS), 0)) == 240 * MS * bool(found)
         assert sum(talk.stalls.of(CLIENT, (0, 9 * MS, 260 * MS, 260 * MS), 0)) == 0
 
 
-def test_the_kind_of_loss_says_whether_it_held_up_the_beginning_of_an_answer():
+def test_the_kind_of_loss_depends_on_whether_it_delayed_the_first_byte():
     times = 0, 50, 100, 120
     for kind, of_request, of_answer in (
         (LATE, (), (0, 30, 5, 0, 0, 0)),
@@ -51,7 +52,7 @@ def test_the_kind_of_loss_says_whether_it_held_up_the_beginning_of_an_answer():
         assert stalls.of(CLIENT, times, 0) == of_answer
 
 
-def test_the_same_packet_captured_twice_is_no_loss():
+def test_a_packet_captured_twice_is_no_loss():
     talk, _ = conversation()
     talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 10 * MS)
     assert talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 10 * MS + 9)
@@ -59,19 +60,19 @@ def test_the_same_packet_captured_twice_is_no_loss():
     assert not talk.stalls.found
 
 
-def test_a_closed_window_is_its_readers_and_only_beside_what_explains_it_already():
+def test_a_closed_window_counts_for_its_reader_unless_already_explained():
     stalls = Stalls()
     stalls.window(BROKER, False, 10)
     stalls.window(BROKER, False, 20)
-    assert stalls.of(CLIENT, (0, 100, 110, 120), 0)[3] == 90  # it is closed still
+    assert stalls.of(CLIENT, (0, 100, 110, 120), 0)[3] == 90  # it is still closed
     stalls.window(BROKER, True, 60)
     assert stalls.of(CLIENT, (0, 100, 110, 120), 0) == (0, 0, 0, 50, 0, 0)
-    assert stalls.of(CLIENT, (0, 100, 110, 120), 40) == (0, 0, 0, 20, 0, 0)  # of it 30 ns lay in a mute
+    assert stalls.of(CLIENT, (0, 100, 110, 120), 40) == (0, 0, 0, 20, 0, 0)  # 30 ns of it were in a mute
     assert stalls.of(CLIENT, (0, 100, 110, 120), 70) == ()
     stalls.add(30, 90, CLIENT, LATE)
     assert stalls.of(CLIENT, (0, 100, 110, 120), 0) == (60, 0, 0, 20, 0, 0)  # nothing is counted twice
     stalls.add(105, 118, CLIENT, CLOSED)
-    assert stalls.of(CLIENT, (0, 100, 110, 120), 0) == (60, 0, 0, 20, 5, 8)  # the client reads no answer
+    assert stalls.of(CLIENT, (0, 100, 110, 120), 0) == (60, 0, 0, 20, 5, 8)  # the client reads no response
     stalls.add(112, 119, BROKER, LATE)
     assert stalls.of(CLIENT, (0, 100, 110, 120), 0) == (60, 0, 7, 20, 5, 2)
     for number in range(2 * KEPT):
@@ -85,8 +86,8 @@ intervals = st.tuples(moments, st.integers(1, 9), st.sampled_from((0, 1)), st.sa
 
 
 @given(st.lists(intervals, max_size=5), st.none() | moments, st.tuples(*[moments] * 4).map(sorted), moments)
-def test_what_explains_a_wait_is_what_a_count_of_every_nanosecond_says(found, closed_ns, times, waited_ns):
-    """closed_ns: since when the broker's window is closed, which it still is."""
+def test_the_parts_of_a_wait_equal_a_count_of_every_nanosecond(found, closed_ns, times, waited_ns):
+    """closed_ns: since when the broker's window has been closed."""
     begun, asked, start, end = times
     for client in (0, 1):
         stalls = Stalls()

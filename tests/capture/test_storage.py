@@ -1,4 +1,4 @@
-"""Captures in storages: a real S3 server (moto's, over HTTP), read by s3fs; and the same rows as from this machine."""
+"""Captures in storages: a real S3 server (moto's, over HTTP), read by s3fs, gives the same rows as local files."""
 
 import bz2
 import gzip
@@ -42,7 +42,7 @@ def bucket():
 
 
 def rows(place):
-    """Every table's rows, sources by their names; `quality` too."""
+    """The rows of every table, with the names of their sources, including `quality`."""
     return {
         table: [row for file in sorted((place / table).glob("*.parquet")) for row in pq.read_table(file).to_pylist()]
         for table in schema.TABLES
@@ -56,7 +56,7 @@ def test_a_capture_in_s3_gives_the_rows_of_the_file(bucket, tmp_path, monkeypatc
     packed = tmp_path / f"packed-{path.name}.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     urls.append(bucket.put(f"day/{packed.name}", packed.read_bytes()))
-    monkeypatch.setattr(storage, "RANGE_BYTES", 100_000)  # so that records and members of gzip span ranges
+    monkeypatch.setattr(storage, "RANGE_BYTES", 100_000)  # so that records and gzip members span ranges
     convert(urls, tmp_path / "remote", Settings(storage=bucket.storage))
     convert([path, packed], tmp_path / "local", processes=1)
     assert rows(tmp_path / "remote") == rows(tmp_path / "local")
@@ -66,7 +66,7 @@ def test_a_capture_in_s3_gives_the_rows_of_the_file(bucket, tmp_path, monkeypatc
     )
 
 
-def test_each_byte_is_asked_for_once(bucket, monkeypatch):
+def test_each_byte_is_requested_once(bucket, monkeypatch):
     path = capture("k41_BASE")
     url = bucket.put("once.pcap", path.read_bytes())
     monkeypatch.setattr(storage, "RANGE_BYTES", 300_000)
@@ -79,7 +79,7 @@ def test_each_byte_is_asked_for_once(bucket, monkeypatch):
     assert asked == [(start, min(start + 300_000, size)) for start in range(0, size, 300_000)]
 
 
-def test_a_part_of_an_object_fills_the_room_for_it_up_to_the_end(bucket, monkeypatch):
+def test_a_range_of_an_object_fills_its_buffer_to_the_end(bucket, monkeypatch):
     data = bytes(range(250))
     opened = bucket.storage.open(bucket.put("parts.pcap", data))
     monkeypatch.setattr(storage, "RANGE_BYTES", 64)
@@ -91,7 +91,7 @@ def test_a_part_of_an_object_fills_the_room_for_it_up_to_the_end(bucket, monkeyp
     assert opened.tell() == 0
 
 
-def test_folders_patterns_and_names(bucket, tmp_path):
+def test_captures_are_found_by_folder_pattern_and_name(bucket, tmp_path):
     small = capture("k41_midstream").read_bytes()[:24]
     for key in ("f/b.pcap", "f/a.pcapng.gz", "f/notes.txt", "f/in/c.pcap"):
         bucket.put(key, small)
@@ -114,7 +114,7 @@ def test_folders_patterns_and_names(bucket, tmp_path):
     (tmp_path / "notes.txt").touch()
     for name in ("a[1].pcap", "a1.pcap"):
         shutil.copy(capture("k41_midstream"), tmp_path / name)
-    assert Storage().captures(str(tmp_path / "a[1].pcap")) == [str(tmp_path / "a[1].pcap")]  # that is its name
+    assert Storage().captures(str(tmp_path / "a[1].pcap")) == [str(tmp_path / "a[1].pcap")]  # that is its literal name
     assert Storage().captures(str(tmp_path / "?1.pcap")) == [str(tmp_path / "a1.pcap")]
     assert Storage().captures(tmp_path.as_uri()) == [str(tmp_path / "a1.pcap"), str(tmp_path / "a[1].pcap")]
     shutil.copytree(tmp_path, tmp_path / "in" / "deeper")
@@ -122,7 +122,7 @@ def test_folders_patterns_and_names(bucket, tmp_path):
     assert deep == [str(tmp_path / "a1.pcap"), str(tmp_path / "in" / "deeper" / "a1.pcap")]
 
 
-def test_captures_that_are_packed_in_a_way_that_is_not_read_are_not_passed_over(tmp_path):
+def test_captures_with_unsupported_compression_are_reported(tmp_path):
     (tmp_path / "packed.pcap.bz2").write_bytes(bz2.compress(capture("k41_midstream").read_bytes()))
     shutil.copy(capture("k41_midstream"), tmp_path)
     done = CliRunner().invoke(cli, ["convert", str(tmp_path), "--out", str(tmp_path / "tables")])
@@ -131,7 +131,7 @@ def test_captures_that_are_packed_in_a_way_that_is_not_read_are_not_passed_over(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (["convert", "closed", "--out", "tables"], 2, "closed: cannot be opened: Permission denied"),
         (
@@ -148,18 +148,18 @@ def test_captures_that_are_packed_in_a_way_that_is_not_read_are_not_passed_over(
         (["analyze", "overview", "closed"], 1, "closed/_kproxy.json: Permission denied"),
     ],
 )
-def test_a_folder_that_is_not_ours_is_told_in_words(tmp_path, arguments, status, said):
-    """Root may look into all folders, but where it has given that up."""
+def test_an_unreadable_folder_is_reported(tmp_path, arguments, status, message):
+    """Root may read all folders unless it gives up that capability."""
     (tmp_path / "closed").mkdir(mode=0)
     shutil.copy(capture("k41_midstream"), tmp_path / "open.pcap")
     powers = ("capsh", "--drop=cap_dac_override,cap_dac_read_search", "--", "-c", 'exec "$@"', "-")
     command = [*powers, sys.executable, "-c", "from kproxy.cli import main; main()", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (status, f"kproxy: {said}\n")
+    assert (done.returncode, done.stderr) == (status, f"kproxy: {message}\n")
 
 
 class Accounts(MemoryFileSystem):
-    """Names as Azure's package (adlfs) has them: URLs have container and account, what is listed the container."""
+    """Names as in Azure's package (adlfs): URLs have container and account, listings only the container."""
 
     protocol = ("abfs",)
     store, pseudo_dirs = {}, [""]
@@ -179,8 +179,8 @@ class Accounts(MemoryFileSystem):
         return f"/{path.removeprefix('abfs://').strip('/')}"
 
 
-def test_what_is_listed_keeps_the_account(monkeypatch):
-    """As it was with Azurite, Azure's emulator, which only npm has."""
+def test_listed_captures_keep_their_account(monkeypatch):
+    """As observed with Azurite, Azure's emulator, which only npm has."""
     monkeypatch.setitem(_registry, "abfs", Accounts)
     url = "abfs://caps@acme.dfs.core.windows.net/day"
     for name in ("a.pcap", "b.pcap.gz"):
@@ -190,7 +190,7 @@ def test_what_is_listed_keeps_the_account(monkeypatch):
     assert [Storage().size(each) for each in Storage().captures(url)] == [4, 4]
 
 
-def test_what_a_storage_does_not_have_or_refuses_is_told(bucket, tmp_path, monkeypatch):
+def test_missing_or_refused_objects_are_reported(bucket, tmp_path, monkeypatch):
     url = bucket.put("good.pcap", capture("k41_midstream").read_bytes())
     summary = convert(["s3://captures/gone.pcap", url], tmp_path / "out", Settings(storage=bucket.storage))
     assert list(summary.quality) == ["good.pcap"]
@@ -204,7 +204,7 @@ def test_what_a_storage_does_not_have_or_refuses_is_told(bucket, tmp_path, monke
     assert not (tmp_path / "out2").exists()
 
 
-def test_an_object_that_shrinks_meanwhile_is_no_capture_that_ends(bucket, tmp_path, monkeypatch):
+def test_an_object_that_shrinks_meanwhile_is_an_error(bucket, tmp_path, monkeypatch):
     data = capture("k41_BASE").read_bytes()
     url = bucket.put("shrinks.pcap", data)
     monkeypatch.setattr(storage, "RANGE_BYTES", 100_000)
@@ -217,12 +217,12 @@ def test_an_object_that_shrinks_meanwhile_is_no_capture_that_ends(bucket, tmp_pa
 
 
 class DataNode(BaseHTTPRequestHandler):
-    """WebHDFS of one file of 5000 bytes, whose content is asked for in vain."""
+    """WebHDFS with one file of 5000 bytes, whose content can never be read completely."""
 
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        said = json.dumps({"FileStatus": {"pathSuffix": "", "type": "FILE", "length": 5000}}).encode()
+        status = json.dumps({"FileStatus": {"pathSuffix": "", "type": "FILE", "length": 5000}}).encode()
         if "OPEN" in self.path:
             if "stalls" in self.path:
                 self.server.over.wait(30)
@@ -234,24 +234,24 @@ class DataNode(BaseHTTPRequestHandler):
             self.wfile.write(bytes(2000))
             return self.connection.shutdown(SHUT_RDWR)
         self.send_response(200)
-        self.send_header("Content-Length", str(len(said)))
+        self.send_header("Content-Length", str(len(status)))
         self.end_headers()
-        return self.wfile.write(said)
+        return self.wfile.write(status)
 
     def log_message(self, *_):
-        """It would write what is asked for into what the test looks at."""
+        """Silent: otherwise requests would appear in the output that the test checks."""
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("stalls", "Read timed out"), ("refuses", "503 .*try again"), ("cuts", "2000 bytes read")]
+    ("name", "message"), [("stalls", "Read timed out"), ("refuses", "503 .*try again"), ("cuts", "2000 bytes read")]
 )
-def test_a_server_that_stalls_refuses_or_cuts_an_answer_ends_the_capture_with_a_word(monkeypatch, name, said):
+def test_a_server_that_stalls_refuses_or_truncates_is_reported(monkeypatch, name, message):
     monkeypatch.setattr(storage, "SILENCE_S", 0.5)
     server = ThreadingHTTPServer(("127.0.0.1", 0), DataNode)
     server.over = Event()
     Thread(target=server.serve_forever, daemon=True).start()
     try:
-        with pytest.raises(CaptureError, match=f"{name}.pcap: the storage cannot be read: .*{said}"):
+        with pytest.raises(CaptureError, match=f"{name}.pcap: the storage cannot be read: .*{message}"):
             next(Capture([f"webhdfs://127.0.0.1:{server.server_port}/{name}.pcap"], Quality()).windows())
     finally:
         server.over.set()
@@ -259,7 +259,7 @@ def test_a_server_that_stalls_refuses_or_cuts_an_answer_ends_the_capture_with_a_
         server.server_close()
 
 
-def test_paths_of_this_machine(tmp_path):
+def test_local_paths_are_found(tmp_path):
     file = tmp_path / "x.pcap"
     file.write_bytes(b"0123456789")
     for spelled in (str(file), file.as_uri(), f"file:{file}"):
@@ -272,14 +272,14 @@ def test_paths_of_this_machine(tmp_path):
         assert places == ["-", str(file)]
 
 
-def test_keys_of_digits_are_text(bucket):
+def test_keys_of_digits_are_strings(bucket):
     url = bucket.put("numbered.pcap", b"1234")
     words = [f"endpoint_url={bucket.url}", "key=12345678", "secret=87654321", "config_kwargs.connect_timeout=5"]
     assert Storage(options_of(words)).size(url) == 4
     bucket.client.delete_object(Bucket="captures", Key="numbered.pcap")
 
 
-def test_programs_that_know_no_storage_get_a_copy(bucket):
+def test_programs_without_support_for_storages_get_a_copy(bucket):
     url = bucket.put("tls.pcap", b"x" * 1000)
     with bucket.storage.here([url]) as (copy,):
         assert Path(copy).read_bytes() == b"x" * 1000
@@ -290,17 +290,17 @@ def test_no_secret_of_a_url_is_in_a_name_or_a_message():
     url = "https://reader:hunter2@127.0.0.1:1/dumps/x.pcap?X-Amz-Signature=51677/a3"
     assert name_of(url) == "x.pcap" and name_of("s3://b/what?.pcap") == "what?.pcap"
     assert shown(url) == "https://reader:...@127.0.0.1:1/dumps/x.pcap?..." and shown("/a:b@c?d") == "/a:b@c?d"
-    with pytest.raises(CaptureError, match="cannot be opened") as told:
+    with pytest.raises(CaptureError, match="cannot be opened") as fault:
         Storage().size(url)
-    assert "hunter2" not in str(told.value) and "51677" not in str(told.value)
+    assert "hunter2" not in str(fault.value) and "51677" not in str(fault.value)
 
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_):
-        """It would write what is asked for into what the test looks at."""
+        """Silent: otherwise requests would appear in the output that the test checks."""
 
 
-def test_passwords_and_signatures_of_urls_are_not_in_tables_and_what_is_said_of_them(tmp_path):
+def test_passwords_and_signatures_of_urls_are_in_no_table_and_no_message(tmp_path):
     shutil.copy(capture("k41_snap400"), tmp_path / "x.pcap")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
     Thread(target=server.serve_forever, daemon=True).start()
@@ -312,6 +312,6 @@ def test_passwords_and_signatures_of_urls_are_not_in_tables_and_what_is_said_of_
         server.shutdown()
         server.server_close()
     assert done.exit_code == 0 and "kproxy show" in done.output and "reader:...@" in done.output, done.output
-    told = done.output + (tables / "_kproxy.json").read_text() + str(list(tables.rglob("*")))
-    assert "hunter2" not in told and "51677a3" not in told
+    written = done.output + (tables / "_kproxy.json").read_text() + str(list(tables.rglob("*")))
+    assert "hunter2" not in written and "51677a3" not in written
     assert {row["source"] for row in pq.read_table(tables / "exchanges").to_pylist()} == {"x.pcap"}

@@ -1,4 +1,4 @@
-"""A TLS handshake that one side ends is told with the alert's name; one that goes well, and its end, are none."""
+"""A TLS handshake that one side aborts is reported with the alert's name; a successful one, and its end, are not."""
 
 import ssl
 from contextlib import suppress
@@ -37,7 +37,7 @@ def contexts(authority, version, *, trusts=True, server_asks=False):
 
 
 def talked(client, server, says=b"hello"):
-    """Pieces of a conversation, (side, bytes): the handshake, what the client says, and the end."""
+    """The pieces of a conversation, (side, bytes): the handshake, the client's message, and the end."""
     pipes = [(ssl.MemoryBIO(), ssl.MemoryBIO()) for _ in range(2)]
     ends = [
         client.wrap_bio(*pipes[0], server_hostname=HOST),
@@ -87,7 +87,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("cut", [None, 1, 7])
-def test_an_alert_is_named_with_who_sent_it(case, cut, authority, tmp_path):
+def test_an_alert_is_named_with_its_sender(case, cut, authority, tmp_path):
     version, how, expected = CASES[case]
     quality = seen(talked(*contexts(authority, version, **how)), tmp_path, cut)
     (row,) = (row for row in quality if row.kind == "tls_alert")
@@ -96,7 +96,7 @@ def test_an_alert_is_named_with_who_sent_it(case, cut, authority, tmp_path):
     assert expected in verdict(quality) and "--key-log" not in verdict(quality)
 
 
-def test_an_alert_that_is_encrypted_as_java_does_is_told_by_its_size(authority, tmp_path):
+def test_an_encrypted_alert_of_java_is_recognised_by_its_size(authority, tmp_path):
     hello, flight, *_ = talked(*contexts(authority, V1_3))
     pieces = [hello, flight, (0, b"\x14\x03\x03\0\x01\x01" + b"\x17\x03\x03\0\x13" + bytes(range(19)))]
     (row,) = (row for row in seen(pieces, tmp_path) if row.kind == "tls_alert")
@@ -104,14 +104,14 @@ def test_an_alert_that_is_encrypted_as_java_does_is_told_by_its_size(authority, 
 
 
 @pytest.mark.parametrize("cut", [None, 1])
-def test_a_server_that_refuses_the_client_after_its_finished_is_told(cut, authority, tmp_path):
-    """A certificate is asked for and not given: TLS 1.3 encrypts the alert."""
+def test_a_server_that_refuses_after_the_clients_finished_is_reported(cut, authority, tmp_path):
+    """A requested certificate is missing: TLS 1.3 encrypts the alert."""
     pieces = talked(*contexts(authority, V1_3, server_asks=True))
     (row,) = (row for row in seen(pieces, tmp_path, cut) if row.kind == "tls_alert")
     assert row.sentence.endswith(f"(an alert that TLS 1.3 encrypts by the server {SERVER} ×1)")
 
 
-def test_the_answer_to_a_clients_close_notify_is_no_refusal(authority, tmp_path):
+def test_the_response_to_a_clients_close_notify_is_no_refusal(authority, tmp_path):
     client, server = contexts(authority, V1_3)
     server.num_tickets = 0
     *pieces, of_server, of_client = talked(client, server, b"")
@@ -120,14 +120,14 @@ def test_the_answer_to_a_clients_close_notify_is_no_refusal(authority, tmp_path)
     assert (quality.count("tls"), quality.count("tls_alert")) == (1, 0)
 
 
-def test_a_client_that_meets_an_end_is_told_of_the_server(authority, tmp_path):
-    """Its alert says that it did not decode the end; the server has said nothing."""
+def test_a_client_whose_server_closes_counts_as_unanswered(authority, tmp_path):
+    """The client's alert reports a decode error at the end of the stream; the server has sent nothing."""
     (hello,) = (data for _, data in talked(*contexts(authority, V1_3))[:1])
     quality = seen([(0, hello), (0, b"\x15\x03\x01\0\x02\x02\x32")], tmp_path)
     assert (quality.count("tls_unanswered"), quality.count("tls_alert")) == (1, 0)
 
 
-def test_versions_that_do_not_meet_are_the_servers_alert(authority, tmp_path):
+def test_incompatible_versions_are_an_alert_of_the_server(authority, tmp_path):
     client, _ = contexts(authority, V1_2)
     _, server = contexts(authority, V1_3)
     (row,) = (row for row in seen(talked(client, server), tmp_path) if row.kind == "tls_alert")
@@ -136,14 +136,14 @@ def test_versions_that_do_not_meet_are_the_servers_alert(authority, tmp_path):
 
 @pytest.mark.parametrize("version", [V1_2, V1_3])
 @pytest.mark.parametrize("says", [b"", b"hello", b"x" * 40_000])
-def test_a_handshake_that_goes_well_has_none(version, says, authority, tmp_path):
+def test_a_successful_handshake_has_no_alert(version, says, authority, tmp_path):
     pieces = talked(*contexts(authority, version), says)
     assert len(pieces) > 2
     quality = seen(pieces, tmp_path, 1000)
     assert (quality.count("tls"), quality.count("tls_alert")) == (1, 0)
 
 
-def test_bytes_that_are_no_records_of_tls_end_it_quietly(tmp_path):
+def test_bytes_that_are_no_tls_records_stop_the_detection(tmp_path):
     hello = b"\x16\x03\x01\0\x05hello"
     for odd in (
         b"\x15\x03\x03\0\x02\x01\x70",
@@ -161,8 +161,8 @@ def test_bytes_that_are_no_records_of_tls_end_it_quietly(tmp_path):
 @pytest.mark.parametrize(
     "answer", (b"HTTP/1.0 400 Bad Request\r\n\r\n", b"\0\0\0\x08\0\0\0\1\0\0\0\0", b"SSH-2.0-OpenSSH_9.6\r\n")
 )
-def test_an_answer_in_clear_is_of_a_port_without_tls(answer, authority, tmp_path):
-    """Keys would not help: none are advised."""
+def test_a_plaintext_response_means_a_port_without_tls(answer, authority, tmp_path):
+    """Keys would not help, so none are suggested."""
     client, _ = contexts(authority, V1_3)
     outgoing = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
@@ -174,7 +174,7 @@ def test_an_answer_in_clear_is_of_a_port_without_tls(answer, authority, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("said", "failure", "kind"),
+    ("messages", "failure", "kind"),
     (
         (((0, HELLO), (1, b"\x15\3\3\0\2\2\x28")), "handshake_failure by broker", "tls_alert"),
         (((0, HELLO), (1, b"\x16\3\3\0\2ok"), (0, b"\x15\3\3\0\2\2\x30")), "unknown_ca by client", "tls_alert"),
@@ -186,9 +186,9 @@ def test_an_answer_in_clear_is_of_a_port_without_tls(answer, authority, tmp_path
         (((0, request(1)), (1, answer(1))), None, "kafka"),
     ),
 )
-def test_a_connection_has_why_its_handshake_failed(said, failure, kind, tmp_path):
+def test_a_connection_has_the_reason_of_its_failed_handshake(messages, failure, kind, tmp_path):
     wire = Wire().shake()
-    for side, data in said:
+    for side, data in messages:
         wire.send(side, data)
     seen = wire.send(1, flags=FIN | ACK).send(0, flags=FIN | ACK).send(1).seen(tmp_path)
     (flow,) = seen.flows
@@ -197,12 +197,12 @@ def test_a_connection_has_why_its_handshake_failed(said, failure, kind, tmp_path
 
 
 class Followed:
-    """A handshake that is followed: what became of it, and how many bytes were taken until nothing more was wanted."""
+    """The detection applied to a handshake: its result, and how many bytes it read until it had enough."""
 
-    def __init__(self, said, cut):
+    def __init__(self, messages, cut):
         self.client, self.alert, self.is_answered_in_clear, self.is_deaf = 1, None, False, False
         alerts = Alerts(self)
-        for side, data in said:
+        for side, data in messages:
             for start in range(0, len(data), cut):
                 if not self.is_deaf:
                     alerts.receive(side ^ 1, memoryview(data[start : start + cut]), 0)
@@ -222,7 +222,7 @@ BOTH = (0, SHAKE), (1, SHAKE)  # by the client, by the server
 
 @pytest.mark.parametrize("cut", (1, 2, 5, 6, 7, 1000))
 @pytest.mark.parametrize(
-    ("said", "alert"),
+    ("messages", "alert"),
     (
         ((*BOTH, (0, FATAL_40)), (0, "handshake_failure")),
         ((*BOTH, (1, FATAL_40)), (1, "handshake_failure")),
@@ -230,7 +230,7 @@ BOTH = (0, SHAKE), (1, SHAKE)  # by the client, by the server
         (((0, SHAKE), (1, UNKNOWN)), (1, "alert 200")),
         (((0, SHAKE), (1, WARNING), (1, FATAL_40)), (1, "handshake_failure")),
         ((*BOTH, (0, WARNING)), None),
-        (((0, SHAKE), (0, FATAL_40)), None),  # before the server said anything it met an end
+        (((0, SHAKE), (0, FATAL_40)), None),  # the stream ended before the server sent anything
         ((*BOTH, (1, SHAKE * 3 + CHANGE + FATAL_40)), (1, "handshake_failure")),
         ((*BOTH, (1, tls(22, 0) + FATAL_40)), (1, "handshake_failure")),
         ((*BOTH, (1, tls(22, 1) + tls(22, 2) + tls(22, 3) + FATAL_40)), (1, "handshake_failure")),
@@ -243,7 +243,7 @@ BOTH = (0, SHAKE), (1, SHAKE)  # by the client, by the server
         ((*BOTH, (1, LIKE_ALERT), (0, LIKE_ALERT)), (0, ENCRYPTED)),
         ((*BOTH, (1, DATA), (0, DATA), (1, LIKE_ALERT)), (1, ENCRYPTED)),
         ((*BOTH, (1, DATA), (0, DATA * 2), (1, LIKE_ALERT)), (1, ENCRYPTED)),
-        ((*BOTH, (1, DATA), (0, DATA), (1, DATA + LIKE_ALERT)), None),  # the handshake went well
+        ((*BOTH, (1, DATA), (0, DATA), (1, DATA + LIKE_ALERT)), None),  # the handshake succeeded
         ((*BOTH, (1, DATA), (0, DATA + LIKE_ALERT)), None),  # its close_notify
         ((*BOTH, (1, DATA), (0, DATA + LIKE_ALERT), (1, LIKE_ALERT)), None),
         # TLS 1.2: the client encrypts first
@@ -252,8 +252,8 @@ BOTH = (0, SHAKE), (1, SHAKE)  # by the client, by the server
         ((*BOTH, (0, LIKE_ALERT)), (0, ENCRYPTED)),
     ),
 )
-def test_records_in_any_pieces_tell_who_ended_a_handshake(said, alert, cut):
-    followed = Followed(said, cut)
+def test_records_in_any_pieces_reveal_who_aborted_a_handshake(messages, alert, cut):
+    followed = Followed(messages, cut)
     assert followed.alert == (None if alert is None else (alert[0] ^ 1, alert[1]))
     assert not followed.is_answered_in_clear
 
@@ -265,10 +265,10 @@ def test_records_in_any_pieces_tell_who_ended_a_handshake(said, alert, cut):
         *((tls(kind, 2), False) for kind in (20, 21, 22, 23)),
         *((tls(kind, 2), True) for kind in (19, 24)),
         *((tls(22, 2, version=version), version != 3) for version in (2, 3, 4)),
-        (SHAKE + tls(24, 2), False),  # what comes later is no answer
+        (SHAKE + tls(24, 2), False),  # later records are no response
     ),
 )
-def test_the_first_bytes_of_a_server_are_a_record_of_tls_or_an_answer_in_clear(answer, in_clear, cut):
+def test_the_first_bytes_of_a_server_are_a_tls_record_or_plaintext(answer, in_clear, cut):
     assert Followed(((0, SHAKE), (1, answer)), cut).is_answered_in_clear == in_clear
 
 
@@ -283,5 +283,5 @@ def test_the_first_bytes_of_a_server_are_a_record_of_tls_or_an_answer_in_clear(a
         (b"\x15\3\1\1\2\2", False),
     ),
 )
-def test_an_alert_in_clear_is_known_by_its_head(data, found):
+def test_a_plaintext_alert_is_recognised_by_its_header(data, found):
     assert is_alert(memoryview(data)) == found

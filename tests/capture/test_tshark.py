@@ -1,9 +1,9 @@
-"""Exchanges of captures beside what Wireshark shows of the same captures.
+"""Exchanges of captures compared with what Wireshark shows of the same captures.
 
-pyshark shows every message of some captures, which is held against an exchange. tshark counts requests and answers of
-all captures by API and version. It says itself which versions its tables do not have; the answers of the others are
-compared. Every difference is a line of `tshark.csv` with its reason, for a release of tshark; a difference that is not
-there fails, and so does a line that no longer holds.
+pyshark shows every message of some captures, which is compared with an exchange. tshark counts requests and responses
+of all captures by API and version. It reports the versions that its tables lack; the responses of all other versions
+are compared. Every difference is a line of `tshark.csv` with its reason, for a release of tshark; an unlisted
+difference fails, and so does a line that no longer holds.
 """
 
 import asyncio
@@ -34,13 +34,13 @@ TABLE = Path(__file__).with_name("tshark.csv")
 
 @cache
 def release():
-    """Major and minor, as the table has them."""
-    said = subprocess.run(["tshark", "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
-    return ".".join(said.split(".")[:2])
+    """Major and minor version, as in the table."""
+    version = subprocess.run(["tshark", "--version"], capture_output=True, text=True, check=True).stdout.split()[2]
+    return ".".join(version.split(".")[:2])
 
 
 def counted_by_tshark(path):
-    """(requests, answers, versions that its tables do not have), by API key and version."""
+    """(requests, responses, versions that its tables lack), by API key and version."""
     command = ["tshark", "-n", "-r", str(path), "-Y", "kafka", "-T", "fields", "-E", "occurrence=a"]
     for port in PORTS:
         command += ["-d", f"tcp.port=={port},kafka"]
@@ -62,7 +62,7 @@ def counted_by_tshark(path):
 
 
 def differences(name):
-    """(api, version, what) -> (ours, tshark's)"""
+    """(api, version, what) -> (kproxy's count, tshark's)"""
     theirs, their_answers, unknown = counted_by_tshark(captures.capture(name))
     exchanges = [exchange for _, exchange in Seen(captures.capture(name)).exchanges]
     asked = [e for e in exchanges if e.outcome is not REQUEST_NOT_SEEN]
@@ -78,9 +78,9 @@ def differences(name):
 
 
 def check(name, found, release):
-    """Differences are those listed for this release of tshark.
+    """The differences must be those listed for this release of tshark.
 
-    Another release may know more versions, or have less to differ in: then none is new.
+    Another release may know more versions, or differ less: it must have no new difference.
     """
     with TABLE.open(newline="") as file:
         lines = [line for line in csv.DictReader(file) if line["capture"] == name]
@@ -104,11 +104,11 @@ def releases():
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", WHOLE)
-def test_tshark_counts_the_same_but_for_what_is_listed(name):
+def test_tshark_counts_the_same_except_for_listed_differences(name):
     check(name, differences(name), release())
 
 
-def test_a_release_without_a_list_may_not_differ_in_anything_new():
+def test_a_release_without_a_list_has_no_new_differences():
     name = "k41_java_cluster"
     key = ("ListPartitionReassignments", "0", "answer")
     check(name, {}, "99.0")
@@ -121,18 +121,18 @@ def test_a_release_without_a_list_may_not_differ_in_anything_new():
 
 # --- exchange by exchange --------------------------------------------------------------------------------------------
 
-# About 5,000 messages: pyshark reads some 300 in a second.
+# About 5,000 messages: pyshark reads some 300 per second.
 BY_PACKET = ("k111_kcat_sarama", "k0822_python147", "k0102_python147", "k41_kafkajs")
 
 
 class Packets:
-    """A capture's Kafka messages as pyshark shows them, each at the time of the packet that has its last byte."""
+    """A capture's Kafka messages as pyshark shows them, each at the time of the packet with its last byte."""
 
     def __init__(self, path):
         self.requests, self.answers, self.pairs, self.unknown = Counter(), Counter(), Counter(), set()
         decode = {f"tcp.port=={port}": "kafka" for port in PORTS}
         loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(loop)  # pyshark takes it; after a test that ran one of its own there is none
+        asyncio.set_event_loop(loop)  # pyshark uses it; after a test with a loop of its own there is none
         packets = pyshark.FileCapture(str(path), display_filter="kafka", decode_as=decode, keep_packets=False)
         try:
             for found in packets:
@@ -166,8 +166,8 @@ class Packets:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", BY_PACKET)
-def test_every_exchange_is_what_wireshark_shows(name):
-    """Ports, correlation id, API, version, client id, size and times; and which answer is to which request."""
+def test_every_exchange_equals_wiresharks(name):
+    """Ports, correlation id, API, version, client id, size and times; and the pairing of requests and responses."""
     theirs = Packets(captures.capture(name))
     seen = Seen(captures.capture(name))
     requests, answers, pairs = Counter(), Counter(), Counter()
@@ -182,7 +182,7 @@ def test_every_exchange_is_what_wireshark_shows(name):
             pairs[*place, plan.api_key, plan.api_version, exchange.response_end] += 1
     assert requests == theirs.requests
 
-    # The first answer of a connection that was open before, whose request was not captured: its bytes are skipped.
+    # The first response of a connection that was open before, whose request was not captured: its bytes are skipped.
     assert not answers - theirs.answers
     more = theirs.answers - answers
     asked = {key[:3] for key in requests}
@@ -198,5 +198,5 @@ def test_every_exchange_is_what_wireshark_shows(name):
     check(name, found, release())
     listed = {(api, version) for api, version, _ in found}
     wrong = {(api_name(key), str(version)) for *_, key, version, _ in theirs.pairs - pairs}
-    assert wrong <= listed  # what Wireshark pairs otherwise is a difference with a reason
+    assert wrong <= listed  # pairs that Wireshark matches differently are listed with a reason
     assert (pairs & theirs.pairs).total() > 0.6 * pairs.total()

@@ -1,4 +1,4 @@
-"""What is taken many segments at once gives the rows that it gives one by one: every table, and the quality."""
+"""Segments converted many at a time give the same rows as one by one: in every table and in `quality`."""
 
 import random
 from dataclasses import astuple
@@ -50,7 +50,8 @@ SHAPES = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_windows():
-    """So that windows end anywhere, connections are well under way after a few packets, and go on after odd ones."""
+    """With small windows they end anywhere, connections are established after a few packets, and continue after odd
+    packets."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairs, "WORTH", 0)
         patch.setattr(mapped, "FIRST_RECORDS", 8)
@@ -60,8 +61,8 @@ def _small_windows():
         yield
 
 
-def told(path, fewest, detail=bodies.BATCHES, ports=()):
-    """Every row of a capture by table, its quality, and how many exchanges were taken at once."""
+def results(path, fewest, detail=bodies.BATCHES, ports=()):
+    """Every row of a capture by table, its quality, and how many exchanges were converted by column."""
     rows = {name: [] for name in OF_FLOWS}
     quality = Quality()
     at_once = []
@@ -82,10 +83,10 @@ def told(path, fewest, detail=bodies.BATCHES, ports=()):
     return rows, [astuple(row) for row in quality], sum(at_once)
 
 
-def same(path, **options):
-    """Holds both ways against each other; (exchanges that went by column, all of them)."""
-    *one_by_one, none = told(path, NEVER, **options)
-    *at_once, taken = told(path, 1, **options)
+def compare(path, **options):
+    """Compares both ways; returns (exchanges converted by column, all exchanges)."""
+    *one_by_one, none = results(path, NEVER, **options)
+    *at_once, taken = results(path, 1, **options)
     assert at_once == one_by_one
     assert not none
     return taken, len(at_once[0]["exchanges"])
@@ -94,33 +95,33 @@ def same(path, **options):
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("detail", (bodies.ERRORS, bodies.BATCHES))
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_shape_gives_the_same_rows(name, detail):
-    taken, _ = same(captures.capture(f"k41_{name}"), detail=detail)
-    assert taken > 20 or name == "oneway"  # whose answers are one hole
+def test_every_form_of_capture_gives_the_same_rows(name, detail):
+    taken, _ = compare(captures.capture(f"k41_{name}"), detail=detail)
+    assert taken > 20 or name == "oneway"  # its responses are one gap
 
 
 @pytest.mark.parametrize("name", ("k41_kip848_share", "k0102_sasl_plain"))
 def test_captures_give_the_same_rows(name):
-    taken, _ = same(captures.capture(name))
+    taken, _ = compare(captures.capture(name))
     assert taken > 20
 
 
-def test_waits_of_a_quota_are_the_same_by_column():
+def test_quota_delays_are_equal_by_column():
     path = captures.capture("k41_quota")
-    taken, all_ = same(path)
+    taken, all_ = compare(path)
     assert taken > 0.2 * all_
-    rows, _, _ = told(path, 1)
+    rows, _, _ = results(path, 1)
     assert sum(row["muted_ns"] or 0 for row in rows["exchanges"]) > 30_000_000_000
 
 
 @pytest.mark.parametrize("name", ("k41_tls13_keys", "k39_zookeeper"))
-def test_what_is_not_to_be_read_gives_the_same_rows(name):
-    assert same(captures.capture(name))[0] == 0
+def test_bodies_that_are_not_read_give_the_same_rows(name):
+    assert compare(captures.capture(name))[0] == 0
 
 
-# --- headers, held against the dissector that reads them one by one ---------------------------------------------------
+# --- headers, compared with the dissector that reads them one by one --------------------------------------------------
 
-# link type -> what stands before IP, of each ethertype, and whether that is read by column
+# link type -> the bytes before IP, given an ethertype, and whether they are read by column
 BEFORE = {
     packets.ETHERNET: [
         (lambda kind: bytes(12) + kind, True),
@@ -139,7 +140,7 @@ ODD_V6 = ({"length": 0}, {"length": 19}, {"protocol": 17}, {"protocol": 0})
 
 
 def segment_of(dice, ends):
-    """A TCP segment with numbers of all sizes, and whether its header is one."""
+    """A TCP segment with numbers of all sizes, and whether its header is valid."""
     number = lambda: dice.choice((0, 1, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFF, dice.randrange(1 << 32)))  # noqa: E731
     made = packet.tcp(
         dice.randbytes(dice.choice((0, 0, 1, 5, 300))),
@@ -159,7 +160,7 @@ def segment_of(dice, ends):
 
 
 def packet_of(dice, link, ends=((packet.CLIENT, packet.BROKER), (packet.CLIENT6, packet.BROKER6))):
-    """A packet, and whether its headers are plain and in it."""
+    """A packet, and whether its headers are complete and of the common form."""
     made, plain = segment_of(dice, ends[sixth := dice.random() < 0.3][:: dice.choice((1, -1))])
     odd = dice.random() < 0.15
     if sixth:
@@ -178,7 +179,7 @@ def packet_of(dice, link, ends=((packet.CLIENT, packet.BROKER), (packet.CLIENT6,
 
 
 def heads_of(link, datas):
-    """What stands in the column of each packet: one behind the other, as in a file."""
+    """The columns of consecutive packets, as in a file."""
     sizes = np.array([len(data) for data in datas], np.int64)
     end = np.cumsum(sizes)
     start = end - sizes
@@ -189,7 +190,7 @@ def heads_of(link, datas):
 
 @given(st.integers(0, 1 << 32), st.sampled_from(sorted(BEFORE)))
 @settings(max_examples=60, deadline=None)
-def test_plain_headers_are_found_all_and_read_as_one_by_one(seed, link):
+def test_all_common_headers_are_found_and_read_as_one_by_one(seed, link):
     dice = random.Random(seed)
     made = [packet_of(dice, link) for _ in range(dice.randrange(1, 60))]
     found, start, end, _ = heads_of(link, [data for data, _ in made])
@@ -217,8 +218,8 @@ def test_plain_headers_are_found_all_and_read_as_one_by_one(seed, link):
 
 @given(st.integers(0, 1 << 32), st.sampled_from((packets.ETHERNET, packets.SLL2)))
 @settings(max_examples=60, deadline=None)
-def test_a_copy_is_the_same_header_soon_after_and_nothing_else_is_one(seed, link):
-    """Held against a comparison of each with each. Nearly the same are those that differ in one byte of any header."""
+def test_only_equal_headers_soon_after_are_copies(seed, link):
+    """Compared with a search over all pairs. Some packets differ in a single byte of a header."""
     dice = random.Random(seed)
     datas = [packet_of(dice, link)[0] for _ in range(dice.randrange(1, 12))]
     for _ in range(dice.randrange(40)):
@@ -250,7 +251,7 @@ def test_a_copy_is_the_same_header_soon_after_and_nothing_else_is_one(seed, link
         assert inorder.copies(found, head, -times) is None  # the clock goes back
 
 
-# --- captures made up ------------------------------------------------------------------------------------------------
+# --- random captures --------------------------------------------------------------------------------------------------
 
 
 def frame(body):
@@ -258,17 +259,17 @@ def frame(body):
 
 
 def messages(dice, count):
-    """A dialogue: (side, bytes), several requests on their way at times, some of them never answered."""
-    said, waiting = [], []
+    """A dialogue of (side, bytes), at times with several requests in flight, some of them never answered."""
+    sent, waiting = [], []
     for number in range(count):
         key, version, body, answer = dice.choice(KINDS)
         header = {"requestApiKey": key, "requestApiVersion": version, "correlationId": number, "clientId": "me"}
-        said.append((0, frame(codec.encode_request(header, body(dice)))))
+        sent.append((0, frame(codec.encode_request(header, body(dice)))))
         if answer is not None:
             waiting.append(frame(codec.encode_response(key, version, {"correlationId": number}, answer(dice))))
         while waiting and dice.random() < 0.7:
-            said.append((1, waiting.pop(0)))
-    return said + [(1, answer) for answer in waiting]
+            sent.append((1, waiting.pop(0)))
+    return sent + [(1, answer) for answer in waiting]
 
 
 def some_records(dice):
@@ -301,8 +302,8 @@ KINDS = [
 ]
 
 
-def connection(dice, number, said, sizes=(7, 60, 1448, 1448, 65_000)):
-    """The packets of a connection in the order in which its ends sent them. said: (side, bytes) of each frame."""
+def connection(dice, number, dialogue, sizes=(7, 60, 1448, 1448, 65_000)):
+    """The packets of a connection in the order of sending. dialogue: (side, bytes) of each frame."""
     client, broker = (bytes((10, 0, 0, number)), 40_000 + number), packet.BROKER
     ends = (client, broker)
     position = [dice.choice((1, 0xFFFF_F000)), dice.randrange(1 << 32)]
@@ -330,7 +331,7 @@ def connection(dice, number, said, sizes=(7, 60, 1448, 1448, 65_000)):
         acked[:] = position
         send(0)
     most = dice.choice(sizes)
-    for side, data in said:
+    for side, data in dialogue:
         for start in range(0, len(data), most):
             send(side, data[start : start + most])
             if dice.random() < 0.5:
@@ -348,8 +349,8 @@ def connection(dice, number, said, sizes=(7, 60, 1448, 1448, 65_000)):
     return sent
 
 
-def harmed(dice, packets, harm):
-    """Losses, copies, packets that overtook each other, and some that are odd."""
+def disturbed(dice, packets, harm):
+    """With lost packets, copies, reordered packets, and some odd ones."""
     packets = list(packets)
     for _ in range(int(len(packets) * harm)):
         at = dice.randrange(len(packets))
@@ -374,7 +375,7 @@ def harmed(dice, packets, harm):
 
 
 def write_capture(path, dice, lives, harm):
-    """A capture of connections whose packets are mixed, of which some are harmed."""
+    """A capture of connections with interleaved packets, some of them disturbed."""
     lives = [list(life) for life in lives]
     mixed = []
     while any(lives):
@@ -385,39 +386,39 @@ def write_capture(path, dice, lives, harm):
     if dice.random() < 0.3:
         del mixed[: dice.randrange(len(mixed))]
     now, packets = 1_700_000_000_000_000_000, []
-    goes_back = harm and dice.random() < 0.5  # where it does, copies are not looked for by column
-    for data in harmed(dice, mixed, harm):
+    goes_back = harm and dice.random() < 0.5  # in that case copies are not searched by column
+    for data in disturbed(dice, mixed, harm):
         now += dice.choice((0, 1000, 1_000_000, -500_000 if goes_back else 1000))
         packets.append((now, data))
     path.write_bytes(packet.pcap(packets, order=dice.choice("<>")))
 
 
-def same_in_any_windows(path, dice, most_flows=flows.MAX_FLOWS, **options):
+def compare_in_any_windows(path, dice, most_flows=flows.MAX_FLOWS, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flows, "MAX_FLOWS", most_flows)
         patch.setattr(mapped, "LARGE", dice.choice((0, 1 << 14)))
-        # also windows that end between packets and copies
+        # also windows that end between packets and their copies
         patch.setattr(mapped, "RECORDS", dice.choice((100, 1 << 14)))
         patch.setattr(mapped, "PIECE_BYTES", dice.choice((3000, 1 << 18)))
-        return same(path, detail=dice.choice((bodies.ERRORS, bodies.BATCHES)), **options)
+        return compare(path, detail=dice.choice((bodies.ERRORS, bodies.BATCHES)), **options)
 
 
 @pytest.mark.ring2
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 1 << 32), st.sampled_from((0.0, 0.01, 0.03, 0.1)), st.sampled_from((0, 1, 9092)))
-def test_made_up_captures_give_the_same_rows(tmp_path_factory, seed, harm, port):
-    """Connections at once and one after the other with the same ports, whole or joined late, with and without harm."""
+def test_random_captures_give_the_same_rows(tmp_path_factory, seed, harm, port):
+    """Simultaneous connections and consecutive ones on the same ports, complete or joined late, disturbed or not."""
     dice = random.Random(seed)
     lives = [
         connection(dice, dice.randrange(4), messages(dice, dice.randrange(1, 12))) for _ in range(dice.randrange(1, 7))
     ]
     path = tmp_path_factory.mktemp("made") / "up.pcap"
     write_capture(path, dice, lives, harm)
-    same_in_any_windows(path, dice, dice.choice((2, 1024)), ports=(port,) if port > 1 else ())
+    compare_in_any_windows(path, dice, dice.choice((2, 1024)), ports=(port,) if port > 1 else ())
 
 
 def test_captures_of_usual_dialogues_give_the_same_rows(tmp_path):
-    """Long connections and little harm, so that most exchanges go by column, which is asserted."""
+    """Long connections with little disturbance: the test asserts that most exchanges are converted by column."""
     total = Share()
     path = tmp_path / "usual.pcap"
 
@@ -429,17 +430,17 @@ def test_captures_of_usual_dialogues_give_the_same_rows(tmp_path):
     )
     def holds(dialogues, seed, harm):
         dice = random.Random(seed)
-        lives = [connection(dice, number, frames(said), (400, 1448)) for number, said in enumerate(dialogues)]
+        lives = [connection(dice, number, frames(dialogue), (400, 1448)) for number, dialogue in enumerate(dialogues)]
         write_capture(path, dice, lives, harm)
-        by_column, all_ = same_in_any_windows(path, dice)
+        by_column, all_ = compare_in_any_windows(path, dice)
         total.add(by_column, all_)
 
     holds()
     assert float(total) > 0.3, total
 
 
-def dirtied(packets, dice, harm):
-    """Packets that are lost, that come late, and that are there twice, as often each."""
+def with_disorder(packets, dice, harm):
+    """Lost, late and duplicated packets, equally often."""
     found = []
     for place, (time_ns, data) in enumerate(packets):
         what = dice.random() / harm
@@ -455,7 +456,7 @@ def dirtied(packets, dice, harm):
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory):
-    """The packets of captures that lack nothing, by name: long connections, and some of real clients."""
+    """The packets of complete captures, by name: long connections, and some of real clients."""
     path = tmp_path_factory.mktemp("clean") / "generated.pcap"
     with path.open("wb") as file:
         generate(BENCH[0], file, 1500)
@@ -465,8 +466,8 @@ def clean(tmp_path_factory):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("harm", "least"), [(0.001, 0.8), (0.01, 0.5)])
-def test_dirty_captures_give_the_same_rows_and_go_by_column(tmp_path, monkeypatch, clean, harm, least):
-    """Losses, late packets and copies of them; in windows as they are. A hole costs the exchanges around it."""
+def test_captures_with_disorder_give_the_same_rows_by_column(tmp_path, monkeypatch, clean, harm, least):
+    """Lost, late and duplicated packets, in windows of the usual size. A gap loses only the exchanges around it."""
     monkeypatch.setattr(mapped, "RECORDS", 1 << 15)
     total = Share()
 
@@ -474,15 +475,15 @@ def test_dirty_captures_give_the_same_rows_and_go_by_column(tmp_path, monkeypatc
     @given(st.sampled_from(sorted(clean)), st.integers(0, 1 << 32))
     def holds(name, seed):
         path = tmp_path / "dirty.pcap"
-        path.write_bytes(packet.pcap(dirtied(clean[name], random.Random(seed), harm)))
-        by_column, all_ = same(path)
+        path.write_bytes(packet.pcap(with_disorder(clean[name], random.Random(seed), harm)))
+        by_column, all_ = compare(path)
         if name == "generated":
             total.add(by_column, all_)
 
     holds()
     path = tmp_path / "once.pcap"
-    path.write_bytes(packet.pcap(dirtied(clean["generated"], random.Random(1), harm)))
-    total.add(*same(path))
+    path.write_bytes(packet.pcap(with_disorder(clean["generated"], random.Random(1), harm)))
+    total.add(*compare(path))
     assert float(total) > least, total
 
 
@@ -494,7 +495,7 @@ def heartbeats(wire, count):
     return wire
 
 
-def test_an_odd_exchange_is_read_for_itself_and_the_rest_by_column(tmp_path, monkeypatch):
+def test_an_odd_exchange_is_read_alone_and_the_rest_by_column(tmp_path, monkeypatch):
     monkeypatch.setattr(mapped, "RECORDS", 4096)
     wire = heartbeats(Wire().shake(), 60)
     for number in range(9):
@@ -504,14 +505,14 @@ def test_an_odd_exchange_is_read_for_itself_and_the_rest_by_column(tmp_path, mon
         heartbeats(wire, 60)
     path = tmp_path / "odd.pcap"
     path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
-    taken, _ = same(path)
+    taken, _ = compare(path)
     assert taken > 9 * 60
     monkeypatch.setattr(pairs, "ROUNDS", 1)
-    assert same(path)[0] < taken - 60
+    assert compare(path)[0] < taken - 60
 
 
-def test_a_segment_that_comes_late_and_one_that_is_there_twice_cost_no_column(tmp_path, monkeypatch):
-    """In one window: what TCP puts in order is read as if it had come so."""
+def test_late_and_duplicated_segments_do_not_prevent_columns(tmp_path, monkeypatch):
+    """Within one window, segments are read in TCP's order."""
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 4096)
     wire = heartbeats(Wire().shake(), 400)
     packets = [(number * 1000, data) for number, data in enumerate(wire.packets)]
@@ -526,12 +527,12 @@ def test_a_segment_that_comes_late_and_one_that_is_there_twice_cost_no_column(tm
         packets.insert(place + 50, (packets[place + 50][0], packets[place + 50][1]))
     path = tmp_path / "late.pcap"
     path.write_bytes(packet.pcap(packets))
-    taken, all_ = same(path)
+    taken, all_ = compare(path)
     assert all_ == 400 and taken >= 390
 
 
-def test_a_connection_in_order_is_one_stretch_of_each_window(tmp_path, monkeypatch):
-    """Also where its acknowledgements are those of what the other side has sent in the same window."""
+def test_an_ordered_connection_is_one_stretch_of_each_window(tmp_path, monkeypatch):
+    """Even if its acknowledgements refer to bytes that the other side sent in the same window."""
     found = []
     stretches = inorder.Order.stretches
 
@@ -545,12 +546,12 @@ def test_a_connection_in_order_is_one_stretch_of_each_window(tmp_path, monkeypat
     path = tmp_path / "stretches.pcap"
     packets = heartbeats(Wire().shake(), 400).packets
     path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(packets)]))
-    told(path, 1)
+    results(path, 1)
     assert [lengths for lengths in found if lengths] == [[200]] * 3 + [[2]]
 
 
-def test_an_acknowledgement_is_no_copy_of_the_data_behind_it(tmp_path, monkeypatch):
-    """Without IPv4's identity and TCP's timestamps their headers differ in the length alone."""
+def test_an_acknowledgement_is_no_copy_of_the_following_data(tmp_path, monkeypatch):
+    """Without IPv4's identification and TCP's timestamps, their headers differ in the length alone."""
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 4096)
     bare = []
     for data in heartbeats(Wire().shake(), 400).packets:
@@ -558,28 +559,28 @@ def test_an_acknowledgement_is_no_copy_of_the_data_behind_it(tmp_path, monkeypat
         header[16:20] = (len(header) - 14).to_bytes(2) + bytes(2)
         bare += [bytes(header)] * (len(data) > len(header)) + [data[:18] + bytes(2) + data[20:]]
     middle = len(bare) // 2
-    bare[middle : middle + 6] = reversed(bare[middle : middle + 6])  # so that copies are looked for
+    bare[middle : middle + 6] = reversed(bare[middle : middle + 6])  # so that copies are searched
     path = tmp_path / "bare.pcap"
     path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(bare)]))
-    taken, all_ = same(path)
+    taken, all_ = compare(path)
     assert all_ == 400 and taken >= 380
 
 
-def test_a_packet_that_is_not_plain_ends_a_stretch(tmp_path):
-    """A reset under two VLAN tags: what comes after it is another connection, however well it would follow."""
+def test_a_packet_of_an_uncommon_form_ends_a_stretch(tmp_path):
+    """A reset under two VLAN tags: later packets are another connection, even if their numbers would continue it."""
     wire = heartbeats(Wire().shake(), 60).send(1, flags=RST)
     wire.packets[-1] = wire.packets[-1][:12] + b"\x81\0\0\7" * 2 + wire.packets[-1][12:]
     heartbeats(wire, 60)
     path = tmp_path / "reset.pcap"
     path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
-    rows, _, taken = told(path, 1)
+    rows, _, taken = results(path, 1)
     assert len({row["connection"] for row in rows["exchanges"]}) == 2
     assert taken > 20
-    same(path)
+    compare(path)
 
 
-def test_a_connection_whose_broker_is_heard_first_goes_by_column_too(tmp_path, monkeypatch):
-    """Its side 0 is the broker's; an exchange that is read for itself is between those by column."""
+def test_a_connection_with_the_brokers_bytes_first_is_converted_by_column(tmp_path, monkeypatch):
+    """Its side 0 is the broker's; an exchange that is read alone is between those read by column."""
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 4096)
     wire = heartbeats(Wire().send(1, frame(codec.encode_response(12, 4, {"correlationId": 7}, {}))), 100)
     header = {"requestApiKey": 3, "requestApiVersion": 9, "correlationId": 8, "clientId": "me"}
@@ -587,16 +588,16 @@ def test_a_connection_whose_broker_is_heard_first_goes_by_column_too(tmp_path, m
     heartbeats(wire.send(1, frame(codec.encode_response(3, 9, {"correlationId": 8}, {"clusterId": "c"}))), 100)
     path = tmp_path / "late.pcap"
     path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
-    rows, _, taken = told(path, 1)
+    rows, _, taken = results(path, 1)
     assert taken > 150
     assert {row["client_port"] for row in rows["exchanges"]} == {40000}
-    same(path)
+    compare(path)
 
 
 @pytest.mark.parametrize("off_by", (-1, 1))
 @pytest.mark.parametrize("before", (58, 70))
 def test_an_answer_to_another_request_is_not_paired_by_column(tmp_path, before, off_by):
-    """58: the request is the last packet of a window, and the answer the first one of the next."""
+    """58: the request is the last packet of a window, and the response the first packet of the next."""
     wire = heartbeats(Wire().shake(), before)
     header = {"requestApiKey": 12, "requestApiVersion": 4, "correlationId": 500, "clientId": "me"}
     wire.send(0, frame(codec.encode_request(header, {"groupId": "g"})))
@@ -604,30 +605,30 @@ def test_an_answer_to_another_request_is_not_paired_by_column(tmp_path, before, 
     heartbeats(wire, 100)
     path = tmp_path / "other.pcap"
     path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
-    rows, quality, taken = told(path, 1)
+    rows, quality, taken = results(path, 1)
     assert taken > 100
     assert [row["outcome"] for row in rows["exchanges"] if row["correlation_id"] == 500] != ["answered"]
     assert "fault" in {kind for kind, *_ in quality}
-    same(path)
+    compare(path)
 
 
 @pytest.mark.parametrize("hole", (1100 << 20, 3000 << 20))
-def test_columns_go_on_behind_a_hole_of_more_than_1_gib(tmp_path, hole):
+def test_columns_continue_after_a_gap_of_more_than_1_gib(tmp_path, hole):
     wire = heartbeats(Wire().shake(), 60)
     wire.next[1] += hole
     heartbeats(wire, 200)
     path = tmp_path / "hole.pcap"
     path.write_bytes(packet.pcap([(number * 1000, data) for number, data in enumerate(wire.packets)]))
-    rows, quality, taken = told(path, 1)
+    rows, quality, taken = results(path, 1)
     counts = {kind: (count, size) for kind, count, size, *_ in quality}
     assert counts["gap"] == (1, hole) and counts["long_gap"][0] == 1 and "strays" not in counts
     assert sum(row["outcome"] == "answered" for row in rows["exchanges"]) >= 258
     assert taken > 200
-    same(path)
+    compare(path)
 
 
 @pytest.mark.parametrize("bits", [1, 18])
-def test_numbers_are_told_apart_also_where_their_buckets_are_the_same(bits, monkeypatch):
+def test_numbers_in_the_same_bucket_are_distinguished(bits, monkeypatch):
     monkeypatch.setattr(inorder, "_BUCKET_BITS", bits)
     dice = np.random.default_rng(3)
     known = dice.integers(0, 1 << 64, 40, np.uint64)

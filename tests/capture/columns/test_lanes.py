@@ -1,4 +1,4 @@
-"""Frames and their bytes, found from lane to lane, are those of each direction's bytes put together."""
+"""Frames found from lane to lane equal those of each direction's concatenated bytes."""
 
 import random
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from kproxy.capture.columns import lanes
 from kproxy.capture.columns.lanes import FAR, Lanes, Part, Segments
 from kproxy.wire import frames
 
-MOST = 4 + frames.MAX_REQUEST  # of a request; that of an answer has no other limit than its four bytes
+MOST = 4 + frames.MAX_REQUEST  # of a request; the size of a response is only limited by its four bytes
 ENDS = (b"", b"\0\0\0", b"\0\0\0\7\0\3\0\1", b"\0\0\0\3\0\3\0", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4))
 
 
@@ -24,14 +24,14 @@ class Talk:
 
 @dataclass
 class Direction:
-    """The bytes of a lane, in its segments (index, begin, end), and the frames that are whole in it."""
+    """The bytes of a lane, its segments (index, begin, end), and the complete frames in it."""
 
     data: bytes
     segments: list[tuple[int, int, int]]
     base: int = 0  # where it begins among all lanes
 
     def begins(self, side, skip):
-        """Where its frames begin behind `skip` bytes, and where the last one ends, read one by one."""
+        """The beginnings of its frames after `skip` bytes, and the end of the last one, read one by one."""
         found = [skip]
         while len(self.data) - (position := found[-1]) >= lanes.HEADS[side]:
             size = 4 + int.from_bytes(self.data[position : position + 4], signed=True)
@@ -42,14 +42,14 @@ class Direction:
         return found
 
     def segment(self, position):
-        """(the place of the segment that holds a byte, how far into it)"""
+        """(index of the segment that contains a byte, offset in it)"""
         return next(
             (place, position - low) for place, (_, low, high) in enumerate(self.segments) if low <= position < high
         )
 
 
 def directions(dice, large):
-    """A window's bytes, its segments, its parts, and by number and side (0: of the client) what each direction is."""
+    """The bytes of a window, its segments, its parts, and its directions by number and side (0: the client's)."""
     whole, rows, parts, found = bytearray(dice.randbytes(dice.randrange(9))), [], [], {}
     for number in range(dice.randrange(1, 4)):
         flip, low = dice.randrange(2), len(rows)
@@ -60,7 +60,8 @@ def directions(dice, large):
             borders = {0, len(data)}
             starts = np.cumsum([0, *(4 + len(body) for body in bodies)]).tolist()
             for start, body in zip(starts, bodies, strict=False):
-                if len(body) >= 30 and dice.random() < 0.5:  # in it lies what looks like a frame that ends with one
+                # its body contains bytes that look like a frame that ends with it
+                if len(body) >= 30 and dice.random() < 0.5:
                     inner = start + 12
                     end = dice.choice([stop for stop in starts if stop >= inner + 12])
                     data[inner : inner + 4] = (end - inner - 4).to_bytes(4)
@@ -76,7 +77,7 @@ def directions(dice, large):
         while any(cut):
             side, direction, begin, end = dice.choice([each for each in cut if each]).pop(0)
             if dice.random() < 0.2:
-                rows.append((side ^ flip, len(whole), len(whole)))  # one that was read before
+                rows.append((side ^ flip, len(whole), len(whole)))  # a segment that was read before
             direction.segments.append((len(rows), begin, end))
             rows.append((side ^ flip, len(whole), len(whole) + end - begin))
             whole += direction.data[begin:end] + dice.randbytes(dice.choice((0, 0, 1, 60)))
@@ -99,7 +100,7 @@ def read(dice, large=()):
 
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=200, deadline=None)
-def test_frames_and_places_are_those_of_the_bytes_put_together(seed):
+def test_frames_and_places_equal_those_of_the_concatenated_bytes(seed):
     made, found = read(random.Random(seed))
     if made is None:
         return
@@ -125,8 +126,8 @@ def test_frames_and_places_are_those_of_the_bytes_put_together(seed):
 
 @given(st.integers(0, 1 << 32))
 @settings(max_examples=200, deadline=None)
-def test_what_is_looked_at_of_a_frame_is_there_in_one_piece(seed):
-    """Where it lies in several segments, in a copy: unless there is no room for more copies."""
+def test_the_fields_read_of_a_frame_are_contiguous(seed):
+    """In a copy if they span segments, unless the limit of copies is reached."""
     dice = random.Random(seed)
     made, found = read(dice)
     if made is None:
@@ -161,8 +162,8 @@ def test_what_is_looked_at_of_a_frame_is_there_in_one_piece(seed):
 
 @given(st.integers(0, 1 << 32), st.sampled_from(((), (1 << 17,))))
 @settings(max_examples=50, deadline=None)
-def test_frames_that_fill_their_segments_are_gone_through_without_a_look_at_each(seed, large):
-    """But where segments are so large that few of them begin a frame."""
+def test_frames_that_fill_their_segments_are_skipped_in_runs(seed, large):
+    """Except where segments are so large that few of them begin a frame."""
     dice = random.Random(seed)
     made, found = read(dice, large)
     if made is None:
@@ -175,7 +176,8 @@ def test_frames_that_fill_their_segments_are_gone_through_without_a_look_at_each
             whole = high - low >= 4 and next_one and next_one[0] in borders
             expected.append(shift + place + 1 + borders.index(next_one[0]) if whole else 0)
         behind = shift + len(one.segments)
-        hops += [place if place <= behind else 0 for place in made._following[shift:behind]]  # else a frame that is cut
+        # otherwise the next frame is incomplete
+        hops += [place if place <= behind else 0 for place in made._following[shift:behind]]
         shift = behind
     few = made.stop > lanes.LARGE * shift
     assert hops == ([0] * shift if few else expected)

@@ -1,4 +1,4 @@
-"""Read side by side, bodies say what they say one by one, or are left to be read so."""
+"""Bodies read in lockstep have the rows that they have one by one, or are left to the reader of single bodies."""
 
 import random
 from collections import defaultdict
@@ -25,9 +25,10 @@ TELLING = [layout for layout in layouts() if layout.api_key in (0, 1, 2, 8, 9, 7
 
 
 def laid_out(frames: list[bytes], dice: random.Random, oddness: float) -> tuple[bytearray, list[tuple[int, int, int]]]:
-    """Bytes that hold frames with something between them; (where in all frames, where, how long) of each piece.
+    """Bytes that contain frames with gaps between them; (position in all frames, offset, length) of each piece.
 
-    oddness: how many of the frames are cut into pieces."""
+    oddness: the share of frames that are split into pieces.
+    """
     data = bytearray(b"\xff" * 512)
     pieces = []
     position = 0
@@ -62,10 +63,10 @@ def read(
     return reader.read(whole, begin + layout.start, np.minimum(limit, begin + size), begin + size, shift, seat)
 
 
-def same(
+def compare(
     layout: Layout, frames: list[bytes], detail: int, dice: random.Random, oddness: float = 0.5
 ) -> tuple[int, int]:
-    """Hold both ways of reading against each other; how many were read side by side, and how many topic-partitions."""
+    """Compares both ways of reading; returns how many bodies were read in lockstep, and how many topic-partitions."""
     found = read(layout, frames, detail, *laid_out(frames, dice, oddness))
     if found is None:
         return 0, 0
@@ -90,20 +91,20 @@ def same(
 
 
 @pytest.mark.parametrize("detail", DETAILS)
-def test_golden_vectors(detail: int) -> None:
+def test_golden_vectors_read_in_lockstep_equal_those_read_one_by_one(detail: int) -> None:
     frames = defaultdict(list)
     for vector in vectors():
         if vector.layout.side != "data":
             frames[vector.layout.api_key, vector.layout.version, vector.layout.side].append(vector)
     counts = [
-        same(each[0].layout, [vector.frame for vector in each], detail, random.Random(1)) for each in frames.values()
+        compare(each[0].layout, [vector.frame for vector in each], detail, random.Random(1)) for each in frames.values()
     ]
     assert sum(count for count, _ in counts) > 800
     assert sum(rows for _, rows in counts) > 300 or not detail
 
 
 def some_records(dice: random.Random, oddness: float) -> bytes:
-    """What may lie in a partition: batches, and of odd ones a message set, or a batch that is cut."""
+    """The records of a partition: batches, and among odd ones a message set or a truncated batch."""
     records = [Record(offset, 1_700_000_000_000 + offset, None, b"v" * dice.randrange(300)) for offset in range(3)]
     data = b"".join(write_batch(records, codec=dice.randrange(5)) for _ in range(dice.randrange(4)))
     if dice.random() < oddness:
@@ -112,8 +113,8 @@ def some_records(dice: random.Random, oddness: float) -> bytes:
 
 
 @pytest.mark.parametrize("batches", ((1, 1, 1), (2, 2, 2), (3, 3, 3), (2, 0, 1), (0, 0, 0)))
-def test_batches_are_those_of_their_own_body(batches: tuple[int, ...]) -> None:
-    """Read round by round, the first ones of all bodies come first."""
+def test_batches_belong_to_their_own_body(batches: tuple[int, ...]) -> None:
+    """When read round by round, the first batches of all bodies come first."""
     layout = next(each for each in TELLING if (each.api_key, each.version, each.side) == (1, 12, "response"))
     frames = []
     for number, count in enumerate(batches):
@@ -121,14 +122,15 @@ def test_batches_are_those_of_their_own_body(batches: tuple[int, ...]) -> None:
             write_batch([Record(100 * number + each, 1_700_000_000_000, None, b"v")]) for each in range(count)
         )
         frames.append(layout.encode({"responses": [{"topic": "t", "partitions": [{"records": records}]}]}))
-    assert same(layout, frames, bodies.BATCHES, random.Random(1), 0.0) == (len(frames), len(frames))
+    assert compare(layout, frames, bodies.BATCHES, random.Random(1), 0.0) == (len(frames), len(frames))
 
 
 NAMES = ("orders", "payments", "a", "Grüße", "x" * 200, "")
 
 
 def filled(value: Any, dice: random.Random, oddness: float) -> Any:
-    """A body with other contents, as real ones have them. oddness: how likely a field is one that columns leave."""
+    """A body with other values, as real ones have. oddness: how likely a field has a value that columns leave to the
+    other reader."""
     if isinstance(value, dict):
         return {name: content(name, inner, dice, oddness) for name, inner in value.items()}
     return [filled(inner, dice, oddness) for inner in value] if isinstance(value, list) else value
@@ -146,16 +148,14 @@ def content(name: str, value: Any, dice: random.Random, oddness: float) -> Any:
 
 @pytest.mark.parametrize(("oddness", "least"), ((0.0, 1.0), (0.1, 0.5)))
 @pytest.mark.parametrize("side", ("request", "response"))
-def test_bodies_side_by_side(side: str, oddness: float, least: float) -> None:
-    """Of any version, with any number of topics and partitions. Without oddities none is left to the other reader.
-
-    But requests of ListOffsets: what each asks for is in no column.
-    """
+def test_bodies_read_in_lockstep_equal_those_read_one_by_one(side: str, oddness: float, least: float) -> None:
+    """In any version, with any number of topics and partitions. Without odd values only requests of ListOffsets are
+    left to the other reader: no column has what they request."""
     share, rows = Share(), 0
-    told = [each for each in TELLING if each.side == side and (each.api_key, side) != (LIST_OFFSETS, "request")]
+    layouts_read = [each for each in TELLING if each.side == side and (each.api_key, side) != (LIST_OFFSETS, "request")]
 
     @settings(max_examples=40, deadline=None)
-    @given(st.sampled_from(told), st.integers(0, 1 << 32))
+    @given(st.sampled_from(layouts_read), st.integers(0, 1 << 32))
     def holds(layout: Layout, seed: int) -> None:
         nonlocal rows
         dice = random.Random(seed)
@@ -166,7 +166,7 @@ def test_bodies_side_by_side(side: str, oddness: float, least: float) -> None:
         ]
         frames = [layout.encode(filled(body, dice, oddness)) for body in usual for _ in range(4)]
         for detail in DETAILS:
-            count, found = same(layout, frames, detail, dice, 5 * oddness)
+            count, found = compare(layout, frames, detail, dice, 5 * oddness)
             share.add(count, len(frames))
             rows += found
 
@@ -188,8 +188,8 @@ def without_tags(value: Any, fields: Iterable[Field], version: int) -> Any:
     }
 
 
-def test_harmed_bodies() -> None:
-    """Bits are flipped and ends cut off: whatever is read side by side is what the other reader reads."""
+def test_damaged_bodies_read_in_lockstep_equal_those_read_one_by_one() -> None:
+    """Bits are flipped and ends truncated: bodies that are read in lockstep give what the other reader gives."""
     share = Share()
 
     @settings(max_examples=100, deadline=None)
@@ -206,7 +206,7 @@ def test_harmed_bodies() -> None:
             frames.append(bytes(frame[: len(frame) - dice.choice((0, 0, dice.randrange(9)))]))
         frames = [frame for frame in frames if len(frame) >= layout.start]
         for detail in DETAILS:
-            count, _ = same(layout, frames, detail, dice)
+            count, _ = compare(layout, frames, detail, dice)
             share.add(count, len(frames))
 
     holds()

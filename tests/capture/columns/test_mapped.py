@@ -1,4 +1,4 @@
-"""A mapped file gives the records, and the flaws, that reading it gives."""
+"""A mapped file gives the same records and flaws as a file that is read."""
 
 import random
 from dataclasses import astuple
@@ -16,13 +16,13 @@ from tests.capture import packet
 
 
 class Read(Bytes):
-    """A file that cannot be mapped, as one that grows."""
+    """A file that cannot be mapped, such as one that grows."""
 
     def mapped(self):
         return None
 
 
-def told(source):
+def results(source):
     quality = Quality()
     records, columns = [], 0
     for window in windows_of(source, quality, []):
@@ -36,7 +36,7 @@ def told(source):
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 1 << 32), st.booleans(), st.sampled_from((0, 1, 3)))
-def test_mapped_records_are_those_that_reading_gives(tmp_path_factory, seed, large, harm):
+def test_mapped_records_equal_those_that_are_read(tmp_path_factory, seed, large, harm):
     dice = random.Random(seed)
     packets = [(number * 1000, dice.randbytes(dice.randrange(14, 300))) for number in range(dice.randrange(60))]
     data = bytearray(packet.pcap(packets, order=dice.choice("<>"), nano=dice.random() < 0.5))
@@ -52,22 +52,22 @@ def test_mapped_records_are_those_that_reading_gives(tmp_path_factory, seed, lar
         patch.setattr(mapped, "PIECE_BYTES", dice.choice((1, 100, 1000, 1 << 18)))
         patch.setattr(mapped, "BUFFER_BYTES", dice.choice((500, 5000, 1 << 20)))
         patch.setattr(mapped, "LARGE", dice.choice((0, 100)) if large else 1 << 40)
-        *at_once, columns = told(Bytes(path))
-    *read, plain = told(Read(path))
+        *at_once, columns = results(Bytes(path))
+    *read, plain = results(Read(path))
     assert at_once == read
     assert not plain
     assert columns or len(packets) < 5 or harm
 
 
 @pytest.mark.parametrize("large", (0, 1 << 14))
-def test_a_mapped_file_that_shrinks_is_cut(tmp_path, monkeypatch, large):
-    """As by a ring of captures that is written over; what was mapped of it must not be touched any more."""
+def test_a_mapped_file_that_shrinks_counts_as_truncated(tmp_path, monkeypatch, large):
+    """As in a ring of captures that is overwritten; the mapping must not be touched any more."""
     monkeypatch.setattr(mapped, "LARGE", large)
     path = tmp_path / "ring.pcap"
     path.write_bytes(packet.pcap([(number * 1000, bytes(1000)) for number in range(10_000)]))
     quality = Quality()
     windows = windows_of(Bytes(path), quality, [])
-    taken = [next(windows), next(windows)]  # the first one is never mapped
+    taken = [next(windows), next(windows)]  # the first window is never mapped
     assert (taken[1].offset == 0) == (large == 0)
     count = sum(len(window.records) for window in taken)
     assert mapped.FIRST_RECORDS < count < 8000
@@ -77,13 +77,13 @@ def test_a_mapped_file_that_shrinks_is_cut(tmp_path, monkeypatch, large):
     assert quality.count("cut_file") == 1
 
 
-SIZES = (14, 15, 53, 54, 69, 70, 71, 86, 87, 100, 199, 200, 300)  # around the bytes of a packet that are looked at
+SIZES = (14, 15, 53, 54, 69, 70, 71, 86, 87, 100, 199, 200, 300)  # around the offsets that are checked in a packet
 
 
 @pytest.mark.parametrize("large", (-1, 1 << 40), ids=("mapped", "copied"))
 @pytest.mark.parametrize("count", (1, 3, 1 << 10))
-def test_records_between_any_two_offsets_are_those_that_begin_there(tmp_path, monkeypatch, count, large):
-    """Whatever is read at a time; an end inside a record, which is read whole, shows that a border is wrong."""
+def test_a_range_of_a_file_has_the_records_that_begin_in_it(tmp_path, monkeypatch, count, large):
+    """Whatever is read at a time; an end inside a record, which is read completely, reveals a wrong border."""
     monkeypatch.setattr(mapped, "FIRST_RECORDS", count)
     monkeypatch.setattr(mapped, "RECORDS", count)
     monkeypatch.setattr(mapped, "LARGE", large)
@@ -114,26 +114,24 @@ def test_records_between_any_two_offsets_are_those_that_begin_there(tmp_path, mo
 
 @pytest.mark.parametrize("piece", (1, 86, 87, 1 << 18))
 @pytest.mark.parametrize("room", (-1, 0, 1, 71, 72))
-def test_a_buffer_of_any_size_holds_whole_records_alone(tmp_path, monkeypatch, piece, room):
-    """room: bytes of the buffer more than a record, and the head of the next, have."""
+def test_a_buffer_of_any_size_holds_complete_records_only(tmp_path, monkeypatch, piece, room):
+    """room: the bytes of the buffer beyond a record and the header of the next one."""
     largest = 16 + max(SIZES)
     monkeypatch.setattr(mapped, "PIECE_BYTES", piece)
     monkeypatch.setattr(mapped, "BUFFER_BYTES", largest + mapped.HEAD + room)
     packets = [(number * 1000, bytes([number]) * size) for number, size in enumerate(SIZES * 3, 1)]
     path = tmp_path / "file.pcap"
     path.write_bytes(packet.pcap(packets))
-    *at_once, columns = told(Bytes(path))
-    *read, _ = told(Read(path))
+    *at_once, columns = results(Bytes(path))
+    *read, _ = results(Read(path))
     assert at_once == read and len(read[0]) == len(packets)
     assert columns > 5
 
 
 @pytest.mark.parametrize("large", (-1, 1 << 40), ids=("mapped", "copied"))
 @pytest.mark.parametrize("begun", (1, 15, 16, 17, 71, 100))
-def test_a_file_that_grows_while_it_is_read_ends_with_the_record_that_was_not_whole(
-    tmp_path, monkeypatch, begun, large
-):
-    """begun: bytes of that record which were there when the file was opened."""
+def test_a_growing_file_ends_with_its_incomplete_record(tmp_path, monkeypatch, begun, large):
+    """begun: the bytes of that record when the file was opened."""
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 1)
     monkeypatch.setattr(mapped, "LARGE", large)
     packets = [(number * 1000, bytes(100)) for number in range(6)]
@@ -155,8 +153,8 @@ def test_a_file_that_grows_while_it_is_read_ends_with_the_record_that_was_not_wh
     "fraction, size, original, sound",
     ((-1, 60, 60, True), (0, 60, 60, False), (-1, 60, 0, False), (-1, 1 << 18, 9, True), (-1, (1 << 18) + 1, 9, False)),
 )
-def test_a_record_that_makes_no_sense_is_damage(tmp_path, monkeypatch, large, nano, fraction, size, original, sound):
-    """fraction: more than a second has, in the file's unit."""
+def test_an_impossible_record_is_damage(tmp_path, monkeypatch, large, nano, fraction, size, original, sound):
+    """fraction: units of the file beyond a whole second."""
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 4)
     monkeypatch.setattr(mapped, "LARGE", large)
     second = 1_700_000_000
@@ -165,7 +163,7 @@ def test_a_record_that_makes_no_sense_is_damage(tmp_path, monkeypatch, large, na
     odd = pack("<IIII", second, (10**9 if nano else 10**6) + fraction, size, original) + bytes(size)
     path = tmp_path / "file.pcap"
     path.write_bytes(whole[:front] + odd + whole[front:])
-    *at_once, columns = told(Bytes(path))
-    *read, _ = told(Read(path))
+    *at_once, columns = results(Bytes(path))
+    *read, _ = results(Read(path))
     assert at_once == read and columns
     assert (len(read[0]), [row[0] for row in read[1]]) == ((9, []) if sound else (8, ["damaged"]))

@@ -1,4 +1,5 @@
-"""Many segments at once tell what their sessions would have told of them one by one, whatever they hold."""
+"""Exchanges read from many segments at once equal those of sessions that read segment by segment, whatever they
+hold."""
 
 import random
 from collections import Counter, deque
@@ -47,27 +48,27 @@ KINDS: list[tuple[int, int, list[dict[str, Any]], dict[str, Any]]] = [
 
 
 def dialogue(dice: random.Random) -> list[tuple[int, bytes]]:
-    """Frames of both sides, requests on their way together, and now and then bytes that are nobody's."""
-    said: list[tuple[int, bytes]] = []
+    """Frames of both sides, with several requests in flight, and now and then bytes of no protocol."""
+    sent: list[tuple[int, bytes]] = []
     waiting: list[bytes] = []
     for number in range(dice.randrange(1, 40)):
         key, version, questions, answer = dice.choice(KINDS)
         question = dice.choice(questions)
-        said.append((CLIENT, request(key, version, number, question)))
+        sent.append((CLIENT, request(key, version, number, question)))
         if question.get("acks") != 0:
             frame = response(key, version, number, answer)
-            if dice.random() < 0.1:  # of another length than any before, and too much of it
+            if dice.random() < 0.1:  # with a length that no earlier one had, and with too many bytes
                 frame = (len(frame) + 70_000).to_bytes(4) + frame[4:] + bytes(70_004)
             waiting.append(frame)
         if dice.random() < 0.02:
             waiting.append(response(HEARTBEAT, 4, -number))
         if dice.random() < 0.01:
-            said.append((dice.randrange(2), dice.randbytes(30)))
+            sent.append((dice.randrange(2), dice.randbytes(30)))
         while waiting and dice.random() < 0.6:
-            said.append((BROKER, waiting.pop(0)))
+            sent.append((BROKER, waiting.pop(0)))
     if dice.random() < 0.2:
-        said.append((CLIENT, request(HANDSHAKE, 0, 99, {"mechanism": "PLAIN"})))
-    return said + [(BROKER, frame) for frame in waiting]
+        sent.append((CLIENT, request(HANDSHAKE, 0, 99, {"mechanism": "PLAIN"})))
+    return sent + [(BROKER, frame) for frame in waiting]
 
 
 def plain(value: Any) -> Any:
@@ -81,34 +82,34 @@ def plain(value: Any) -> Any:
 
 @dataclass
 class Talk:
-    """A connection, and what was told of it."""
+    """A connection and its events."""
 
     session: CapturedSession
     flip: int
     openings: dict[int, Usual] = field(default_factory=dict)
-    told: list[Any] = field(default_factory=list)
+    emitted: list[Any] = field(default_factory=list)
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         session = self.session
         session.receive(side ^ self.flip, view, now_ns)
         if session.usual[4].known:
             self.openings[session.usual[2]] = session.usual
-        self.told += map(plain, session.events)
+        self.emitted += map(plain, session.events)
         session.events.clear()
 
 
-def cut(dice: random.Random, said: list[tuple[int, bytes]], whole: bytearray) -> list[tuple[int, int, int, int]]:
-    """Segments (side, start, end, time) of what was said, in one buffer with headers between them."""
+def cut(dice: random.Random, sent: list[tuple[int, bytes]], whole: bytearray) -> list[tuple[int, int, int, int]]:
+    """Segments (side, start, end, time) of the frames, in one buffer with headers between them."""
     segments: list[tuple[int, int, int, int]] = []
     now = 1000
     usual = dice.choice((9, 50, 2000, 70_000))
-    for side, data in said:
+    for side, data in sent:
         most = usual if dice.random() < 0.9 else 1
         if len(data) > 1000:
             most = max(most, 2000)
         for start in range(0, len(data), most):
             now += dice.choice((0, 5, -3))
-            whole += bytes(dice.randrange(3))  # headers, which nobody may look at
+            whole += bytes(dice.randrange(3))  # headers, which must not be read
             part = data[start : start + most]
             if segments and segments[-1][0] == side and dice.random() < 0.3 and segments[-1][2] == len(whole):
                 segments[-1] = (side, segments[-1][1], len(whole) + len(part), segments[-1][3])
@@ -118,18 +119,18 @@ def cut(dice: random.Random, said: list[tuple[int, bytes]], whole: bytearray) ->
     return segments
 
 
-def in_order(told: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Exchanges in the order of their requests, and everything else as it came."""
-    exchanges = [what for kind, what in told if kind == "Exchange"]
+def in_order(events: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Exchanges in the order of their requests, and all other events in order of arrival."""
+    exchanges = [what for kind, what in events if kind == "Exchange"]
     exchanges.sort(key=lambda what: (what["number"], what["response_start"]))
-    return exchanges, [(kind, {**what, "offset": 0}) for kind, what in told if kind != "Exchange"]
+    return exchanges, [(kind, {**what, "offset": 0}) for kind, what in events if kind != "Exchange"]
 
 
 Cut = list[tuple[int, int, int, int]]  # segments: side, start, end, time
 
 
-class Held:
-    """Connections read by column in windows that end anywhere, held against sessions that read them one by one."""
+class Comparison:
+    """Connections read by column in windows that end anywhere, compared with sessions that read segment by segment."""
 
     def __init__(self, detail: int, keeps: bool = False) -> None:
         self.detail = detail
@@ -138,15 +139,16 @@ class Held:
         self._whole = bytearray()
         self._flips: list[int] = []
         self._segments: list[Cut] = []
-        self.exchanges: list[dict[str, Any]] = []  # what one-by-one sessions emitted, by attribute
+        self.exchanges: list[dict[str, Any]] = []  # the exchanges that these sessions emitted, by attribute
 
     def connection(self, flip: int, cut: Callable[[bytearray], Cut]) -> None:
-        """Adds a connection. `cut` appends what its packets hold to a buffer; flip: whether side 0 is the broker."""
+        """Add a connection. `cut` appends the bytes of its packets to a buffer; flip: whether side 0 is the broker."""
         self._flips.append(flip)
         self._segments.append([(side ^ flip, *place) for side, *place in cut(self._whole)])
 
     def check(self, counts: Iterator[int]) -> Share:
-        """counts: how many segments the next window has of a connection. Returns how many exchanges went by column."""
+        """counts: the number of segments that the next window has of a connection. Returns how many exchanges were
+        converted by column."""
         view = memoryview(bytes(self._whole))
         talks, expected = ([Talk(CapturedSession(self._interest), flip) for flip in self._flips] for _ in range(2))
         for one, its in zip(expected, self._segments, strict=True):
@@ -154,7 +156,7 @@ class Held:
             for side, start, end, time_ns in its:
                 clock = max(clock, time_ns)
                 one.receive(side, view[start:end], clock)
-        self.exchanges = [what for one in expected for kind, what in one.told if kind == "Exchange"]
+        self.exchanges = [what for one in expected for kind, what in one.emitted if kind == "Exchange"]
         share = Share(0, len(self.exchanges))
 
         left = [list(its) for its in self._segments]
@@ -169,12 +171,12 @@ class Held:
             columns = Segments(*np.array(window, np.int64).reshape(-1, 4).T)
             for bulk in pairs.read(view, columns, parts, self.detail):
                 for number, exchange in captures.one_by_one(bulk):
-                    talks[number].told.append(plain(exchange))
+                    talks[number].emitted.append(plain(exchange))
                     share.by_column += 1
             clocks = [part.clock_ns for part in parts]
 
         for talk, one in zip(talks, expected, strict=True):
-            assert in_order(talk.told) == in_order(one.told)
+            assert in_order(talk.emitted) == in_order(one.emitted)
             ours, theirs = talk.session, one.session
             assert [plain(each) for each in ours.pending] == [plain(each) for each in theirs.pending]
             assert (ours.completed, ours.software, ours.number) == (theirs.completed, theirs.software, theirs.number)
@@ -183,7 +185,7 @@ class Held:
         return share
 
 
-def test_waits_behind_throttles_are_split_by_column_as_by_the_session() -> None:
+def test_throttled_waits_are_split_by_column_as_by_the_session() -> None:
     """A producer with two requests in flight under a quota; windows end anywhere."""
     dice = random.Random(7)
 
@@ -191,70 +193,71 @@ def test_waits_behind_throttles_are_split_by_column_as_by_the_session() -> None:
         segments: Cut = []
         now = asked = 0
         for number in range(400):
-            said = []
+            sent = []
             while asked < min(400, number + dice.choice((1, 2))):
-                said.append((CLIENT, request(PRODUCE, 9, asked, {"acks": -1}), dice.randrange(3_000_000)))
+                sent.append((CLIENT, request(PRODUCE, 9, asked, {"acks": -1}), dice.randrange(3_000_000)))
                 asked += 1
             answer = {"throttleTimeMs": dice.choice((0, 0, 0, 2, 9)) if number > 100 else 0}
-            said.append((BROKER, response(PRODUCE, 9, number, answer), dice.randrange(5_000_000)))
-            for side, data, after_ns in said:
+            sent.append((BROKER, response(PRODUCE, 9, number, answer), dice.randrange(5_000_000)))
+            for side, data, after_ns in sent:
                 now += after_ns
                 segments.append((side, len(whole), len(whole) + len(data), now))
                 whole += data
         return segments
 
-    held = Held(bodies.ERRORS)
-    held.connection(0, cut)
-    share = held.check(iter(lambda: dice.randrange(1, 200), None))
+    comparison = Comparison(bodies.ERRORS)
+    comparison.connection(0, cut)
+    share = comparison.check(iter(lambda: dice.randrange(1, 200), None))
     assert share.by_column > 300
-    waits = Counter((what["queue_ns"] > 0, what["muted_ns"] > 0) for what in held.exchanges)
+    waits = Counter((what["queue_ns"] > 0, what["muted_ns"] > 0) for what in comparison.exchanges)
     assert len(waits) == 4 and min(waits.values()) > 10, waits
 
 
 def heartbeats(numbers: Iterator[tuple[int, int]], acks: int) -> list[tuple[int, bytes]]:
-    """Of each (asked, answered) so many requests and answers; every `acks`th is a Produce that gets no answer."""
-    said, waiting = [], deque[int]()
+    """Requests and responses, as many as each (asked, answered) says; every `acks`th request is a Produce without a
+    response."""
+    sent, waiting = [], deque[int]()
     number = 0
     for asked, answered in numbers:
         for _ in range(asked):
             number += 1
             if acks and number % acks == 0:
-                said.append((CLIENT, request(PRODUCE, 9, number, {"acks": 0})))
+                sent.append((CLIENT, request(PRODUCE, 9, number, {"acks": 0})))
             else:
-                said.append((CLIENT, request(HEARTBEAT, 4, number, {"groupId": "g"})))
+                sent.append((CLIENT, request(HEARTBEAT, 4, number, {"groupId": "g"})))
                 waiting.append(number)
-        said += [(BROKER, response(HEARTBEAT, 4, waiting.popleft())) for _ in range(min(answered, len(waiting)))]
-    return said
+        sent += [(BROKER, response(HEARTBEAT, 4, waiting.popleft())) for _ in range(min(answered, len(waiting)))]
+    return sent
 
 
-def cut_alike(said: list[tuple[int, bytes]], whole: bytearray) -> Cut:
+def cut_alike(sent: list[tuple[int, bytes]], whole: bytearray) -> Cut:
     segments: Cut = []
-    for side, data in said:
+    for side, data in sent:
         segments.append((side, len(whole), len(whole) + len(data), 1000 + len(segments)))
         whole += data
     return segments
 
 
-def test_a_busy_connection_goes_by_column_whatever_it_has_in_a_window() -> None:
-    """More requests than may wait at once, which few of them do."""
-    held = Held(bodies.BATCHES)
-    held.connection(0, partial(cut_alike, heartbeats(iter([(5, 3), *[(3, 3)] * (LIMIT // 2), (0, 2)]), 0)))
-    share = held.check(chain((9,), cycle((4 * LIMIT,))))
+def test_a_busy_connection_is_read_by_column_whatever_windows_hold() -> None:
+    """More requests per window than may be pending, though few of them are at once."""
+    comparison = Comparison(bodies.BATCHES)
+    comparison.connection(0, partial(cut_alike, heartbeats(iter([(5, 3), *[(3, 3)] * (LIMIT // 2), (0, 2)]), 0)))
+    share = comparison.check(chain((9,), cycle((4 * LIMIT,))))
     assert share.all > 1.4 * LIMIT and share.by_column >= share.all - 8
 
 
 @pytest.mark.parametrize(("most", "acks"), ((LIMIT - 1, 0), (LIMIT + 1, 900), (LIMIT + 20, 0)))
-def test_more_requests_than_may_wait_give_up_the_same_ones(most: int, acks: int) -> None:
-    """As many as that are on their way at once, some before pairs that are usual, some behind them."""
-    held = Held(bodies.ERRORS)
+def test_beyond_the_limit_the_same_pending_requests_are_dropped(most: int, acks: int) -> None:
+    """That many requests are in flight at once, before some usual pairs and after others."""
+    comparison = Comparison(bodies.ERRORS)
     burst = [(3, 3)] * 20 + [(most - 40, 0)] + [(7, 3)] * 10 + [(3, 3)] * 200 + [(0, most // 2), (most // 2, 0)]
-    held.connection(0, partial(cut_alike, heartbeats(iter(burst), acks)))
-    share = held.check(chain((9,), cycle((100, 4 * LIMIT))))
+    comparison.connection(0, partial(cut_alike, heartbeats(iter(burst), acks)))
+    share = comparison.check(chain((9,), cycle((100, 4 * LIMIT))))
     assert share.by_column > 30
 
 
-def test_usual_connections_tell_what_they_tell_one_by_one() -> None:
-    """Mostly usual exchanges, so that most go by column: asserted, and that all else is the same."""
+def test_usual_connections_have_the_events_of_one_by_one() -> None:
+    """With mostly usual exchanges: the test asserts that most are read by column, and that all events are equal."""
     total, waits, frames_kept = Share(), Counter[str](), Counter[str]()
     details = st.sampled_from((bodies.ERRORS, bodies.BATCHES))
     windows = st.lists(st.integers(20, 200), min_size=1, max_size=5)
@@ -262,7 +265,7 @@ def test_usual_connections_tell_what_they_tell_one_by_one() -> None:
 
     connections = st.lists(st.tuples(stretches(100), shapes()), min_size=1, max_size=3)
 
-    @settings(max_examples=30, deadline=None, derandomize=True)  # else the shares below are by chance
+    @settings(max_examples=30, deadline=None, derandomize=True)  # otherwise the shares below would depend on chance
     @given(connections, details, windows, rounds, st.sampled_from((False, False, False, True)))
     def holds(
         connections: list[tuple[list[Stretch], Shape]],
@@ -271,17 +274,17 @@ def test_usual_connections_tell_what_they_tell_one_by_one() -> None:
         rounds: tuple[int, int],
         keeps: bool,
     ) -> None:
-        held = Held(detail, keeps)
+        comparison = Comparison(detail, keeps)
         for dialogue, shape in connections:
-            held.connection(shape.flip, partial(shape.cut, frames(dialogue)))
+            comparison.connection(shape.flip, partial(shape.cut, frames(dialogue)))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pairs, "WORTH", rounds[0])
             patch.setattr(pairs, "ROUNDS", rounds[1])
-            share = held.check(chain((9,), cycle(windows)))  # how requests begin is learned in the first
+            share = comparison.check(chain((9,), cycle(windows)))  # the first window learns how requests begin
         total.add(share.by_column, share.all)
-        frames_kept["any"] += sum(exchange["response_frame"] is not None for exchange in held.exchanges)
+        frames_kept["any"] += sum(exchange["response_frame"] is not None for exchange in comparison.exchanges)
         for name in ("queue_ns", "muted_ns"):
-            waits[name] += sum(exchange[name] > 0 for exchange in held.exchanges)
+            waits[name] += sum(exchange[name] > 0 for exchange in comparison.exchanges)
 
     holds()
     assert float(total) > 0.4, total
@@ -291,19 +294,19 @@ def test_usual_connections_tell_what_they_tell_one_by_one() -> None:
 
 @dataclass(frozen=True)
 class Shape:
-    """How a connection's bytes lie in packets."""
+    """The distribution of a connection's bytes over packets."""
 
     flip: int
     segment_bytes: int
-    step_ns: int  # between packets; every seventh is stamped earlier than the one before it
+    step_ns: int  # between packets; every seventh has an earlier time than the one before it
 
-    def cut(self, said: list[tuple[int, bytes]], whole: bytearray) -> Cut:
+    def cut(self, sent: list[tuple[int, bytes]], whole: bytearray) -> Cut:
         segments: Cut = []
         now = 1000
-        for side, data in said:
+        for side, data in sent:
             for start in range(0, len(data), self.segment_bytes):
                 now += -3 if len(segments) % 7 == 6 else self.step_ns
-                whole += bytes(len(segments) % 3)  # headers, which nobody may look at
+                whole += bytes(len(segments) % 3)  # headers, which must not be read
                 part = data[start : start + self.segment_bytes]
                 segments.append((side, len(whole), len(whole) + len(part), now))
                 whole += part
@@ -315,22 +318,22 @@ def shapes() -> st.SearchStrategy[Shape]:
     return st.builds(Shape, st.integers(0, 1), sizes, steps)
 
 
-def test_wild_connections_tell_what_they_tell_one_by_one() -> None:
-    """Hardly anything usual in them, and segments of any size: nearly all goes to the sessions."""
+def test_random_connections_have_the_events_of_one_by_one() -> None:
+    """With hardly any usual exchange, and segments of any size: sessions read nearly all."""
     total = Share()
 
     @settings(max_examples=150, deadline=None)
     @given(st.integers(0, 1 << 32), st.sampled_from((bodies.ERRORS, bodies.BATCHES)), st.booleans())
     def holds(seed: int, detail: int, keeps: bool) -> None:
         dice = random.Random(seed)
-        held = Held(detail, keeps)
+        comparison = Comparison(detail, keeps)
         for _ in range(dice.randrange(1, 4)):
-            held.connection(dice.randrange(2), partial(cut, dice, dialogue(dice)))
+            comparison.connection(dice.randrange(2), partial(cut, dice, dialogue(dice)))
         counts = (dice.choice((dice.randrange(9), dice.randrange(60), 500)) for _ in count())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pairs, "WORTH", dice.choice((0, 0, 8, 256)))
             patch.setattr(pairs, "ROUNDS", dice.choice((1, 2, 16)))
-            share = held.check(counts)
+            share = comparison.check(counts)
         total.add(share.by_column, share.all)
 
     holds()

@@ -1,8 +1,8 @@
-"""How many exchanges of which captures go by column, in windows as they are: each is a line of `shares.csv`.
+"""The share of exchanges converted by column in captures, with windows of the usual size: a line of `shares.csv` each.
 
-The captures of tests/data are short, and most of what they hold is of kinds that sessions read: exchanges of groups, of
-brokers, the first of each kind. `generated` has long connections, as captures of a cluster at work have. Disorder costs
-no column; a hole costs the exchanges around it.
+The captures of tests/data are short, and mostly have exchanges that sessions read: those of groups, of brokers, and the
+first of each kind. `generated` has long connections, like captures of a cluster in use. Reordering does not prevent
+columns; a gap loses only the exchanges around it.
 """
 
 import csv
@@ -23,7 +23,7 @@ EXCHANGES = 6000
 
 @pytest.fixture(scope="module")
 def generated(tmp_path_factory):
-    """The packets of many exchanges of some connections: (time_ns, bytes)."""
+    """The packets of many exchanges on a few connections: (time_ns, bytes)."""
     path = tmp_path_factory.mktemp("generated") / "generated.pcap"
     with path.open("wb") as file:
         generate(KINDS[0], file, EXCHANGES)
@@ -40,7 +40,7 @@ def twice(packets, dice):
 
 
 def swapped(packets, dice):
-    """Two in a thousand change places with the next one."""
+    """Two packets in a thousand are swapped with the next one."""
     order = list(range(len(packets)))
     for place in dice.sample(range(len(packets) - 1), len(packets) // 500):
         order[place], order[place + 1] = order[place + 1], order[place]
@@ -48,7 +48,7 @@ def swapped(packets, dice):
 
 
 def lost(packets, dice):
-    """One in a thousand was not captured."""
+    """One packet in a thousand was not captured."""
     gone = set(dice.sample(range(len(packets)), len(packets) // 1000))
     return [found for place, found in enumerate(packets) if place not in gone]
 
@@ -60,18 +60,18 @@ def table():
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_the_share_of_a_capture(name):
+def test_the_share_of_a_capture_is_as_listed(name):
     seen = Seen(captures.capture(name))
     assert (seen.at_once, len(seen.exchanges)) == table()[name]
 
 
 @pytest.mark.parametrize("harm", (as_it_is, twice, swapped, lost))
-def test_the_share_of_long_connections(tmp_path, generated, harm):
+def test_the_share_of_long_connections_is_as_listed(tmp_path, generated, harm):
     path = tmp_path / "generated.pcap"
     path.write_bytes(packet.pcap(harm(generated, random.Random(1))))
     seen = Seen(path)
     assert (seen.at_once, len(seen.exchanges)) == table()[f"generated, {harm.__name__}"]
 
 
-def test_every_line_is_of_a_capture():
+def test_every_line_names_a_capture():
     assert set(table()) == {*WHOLE, *(f"generated, {harm.__name__}" for harm in (as_it_is, twice, swapped, lost))}

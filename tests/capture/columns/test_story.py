@@ -1,6 +1,6 @@
-"""A small capture in which everything happens: all its rows, whatever way they are read.
+"""A small capture with everything that can happen: all its rows, whatever way they are read.
 
-`story.txt` holds the rows, times in microseconds since the first packet.
+`story.txt` has the rows, with times in microseconds since the first packet.
 """
 
 from pathlib import Path
@@ -10,14 +10,14 @@ import pytest
 from kproxy.capture import packets, pcap, pcapng
 from kproxy.capture.columns import mapped, pairs
 from tests.capture import packet, story
-from tests.capture.columns.test_inorder import NEVER, told
+from tests.capture.columns.test_inorder import NEVER, results
 
 EXPECTED = Path(__file__).with_name("story.txt")
-USUAL = {None, 0, "answered", "full", "plain"}  # and so not written
+USUAL = {None, 0, "answered", "full", "plain"}  # these values are not written
 OF_CONNECTION = ("late_answer_since_ns", "closed_ns")
 OF_EXCHANGE = ("request_start_ns", "request_end_ns", "response_start_ns", "response_end_ns")
 SIZES = ("request_bytes", "response_bytes")
-SAME = {  # of every row, or what others of its values say
+SAME = {  # values that are equal in all rows, or that other values of the row determine
     *("source", "cluster", "time", "connection", "client_address", "client_port", "broker_address", "broker_port"),
     *("client_id", "api", "api_key", "api_version", "error", "number", "latency_ns", "total_ns", "broker_ns"),
 }
@@ -37,8 +37,8 @@ def values(row, names=()):
 
 
 def written(path, fewest):
-    """The rows of a capture as lines of text, and how many exchanges went by column."""
-    rows, quality, taken = told(path, fewest)
+    """The rows of a capture as lines of text, and how many exchanges were converted by column."""
+    rows, quality, taken = results(path, fewest)
     lines = []
     for row in sorted(rows["connections"], key=lambda row: (row["client_port"], row["start_ns"])):
         times = since(row["start_ns"]), since(row["end_ns"])
@@ -55,7 +55,7 @@ def written(path, fewest):
 
 
 def blocks(frames):
-    """pcapng, by two interfaces of different kinds in turn."""
+    """A pcapng file with two interfaces of different kinds that alternate."""
     parts = [packet.section(), packet.interface(), packet.interface(packets.RAW, options=packet.option(9, b"\x09"))]
     for number, (time_ns, data, length) in enumerate(frames):
         ticks = time_ns if number % 2 else time_ns // 1000
@@ -65,7 +65,7 @@ def blocks(frames):
 
 
 def on_wire(link, wrap):
-    """Packets without their link layer, and with another one."""
+    """Packets with another link layer."""
     return lambda frames: packet.pcap(
         [
             (time_ns, wrap(number, data[14:]), length - 14 + len(wrap(number, b"")))
@@ -94,14 +94,14 @@ WAYS = {
 @pytest.mark.parametrize("fewest", (1, NEVER), ids=("by column", "one by one"))
 @pytest.mark.parametrize("window", (1, 150, 400, 1000, 1 << 20))
 @pytest.mark.parametrize("way", WAYS)
-def test_the_rows_are_those_written_down(tmp_path, monkeypatch, way, window, fewest):
+def test_the_rows_are_those_of_the_file(tmp_path, monkeypatch, way, window, fewest):
     for module in (pcap, pcapng):
         monkeypatch.setattr(module, "WINDOW", window)
     monkeypatch.setattr(pairs, "WORTH", 0)
     monkeypatch.setattr(mapped, "FIRST_RECORDS", max(1, window // 100))
     monkeypatch.setattr(mapped, "RECORDS", max(1, window // 50))
     path = tmp_path / "story"
-    path.write_bytes(WAYS[way](story.told()))
+    path.write_bytes(WAYS[way](story.packets_of_story()))
     lines, taken = written(path, fewest)
     assert lines == EXPECTED.read_text().splitlines()
     assert fewest == 1 or not taken
@@ -111,10 +111,10 @@ def test_the_rows_are_those_written_down(tmp_path, monkeypatch, way, window, few
 @pytest.mark.parametrize("fewest", (1, NEVER), ids=("by column", "one by one"))
 @pytest.mark.parametrize("number", (0, -1, -2, 1 << 31, (1 << 31) - 1))
 def test_times_and_numbers_may_begin_at_zero_and_wrap_anywhere(tmp_path, monkeypatch, number, fewest):
-    """The first packet at the clock's zero; sequence numbers that begin at 0, or pass it in a handshake."""
+    """The first packet has time 0; sequence numbers begin at 0, or wrap in the handshake."""
     monkeypatch.setattr(pairs, "WORTH", 0)
     monkeypatch.setattr(mapped, "FIRST_RECORDS", 8)
     monkeypatch.setattr(story, "BEGIN_NS", 0)
     path = tmp_path / "story"
-    path.write_bytes(packet.pcap(story.told(0, (number, -1 - number), (number, number))))
+    path.write_bytes(packet.pcap(story.packets_of_story(0, (number, -1 - number), (number, number))))
     assert written(path, fewest)[0] == EXPECTED.read_text().splitlines()
