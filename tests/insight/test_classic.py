@@ -187,7 +187,7 @@ def test_a_heartbeat_reveals_a_rebalance_before_any_join_is_answered(number, sta
     for each in [*talk, Spoken(12, 4, request, {"errorCode": 27}, 30, 31)]:
         list(group.feed(each, {}))
     assert group.state == state
-    list(group.feed(joined("b", 2, 35), {}))  # from another coordinator, which knows of no rebalance
+    list(group.feed(joined("b", 2, 35), {}))  # from another coordinator, which has seen no rebalance
     assert group.state == "Stable"
     for each in (joined("a", 3, 40, "ab"), joined("b", 3, 41), synced("a", 3, 50), synced("b", 3, 51)):
         list(group.feed(each, {}))
