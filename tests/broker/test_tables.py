@@ -28,17 +28,17 @@ from tests.watch.live import why_not
 
 pytestmark = pytest.mark.timeout(900)  # for the fixture of this module, on a busy machine
 
-# Columns that necessarily differ proxying a capture of kproxy's clients and kproxy's own record.
+# Columns that necessarily differ between a capture of kproxy's clients and kproxy's own record.
 CLOCKS = {
     "source": "the name of the file, or of the cluster that was recorded",
     "time": "kproxy's clock is read when bytes come to it, a capture's when a packet passes; so is each column in ns",
     "connection": "numbered by each",
     "reason": "in words, which have durations and addresses in them",
-    "host": "clients are table_rows kproxy's addresses, kproxy the brokers'",
+    "host": "clients are told kproxy's addresses, kproxy the brokers'",
     "port": "as `host`",
     "principal": "whom a client is taken for, which kproxy alone knows",
 }
-# Columns that differ proxying two packet sockets, kproxy's and tcpdump's: each takes its own timestamps.
+# Columns that differ between two packet sockets, kproxy's and tcpdump's: each takes its own timestamps.
 OF_FILES = {name: CLOCKS[name] for name in ("source", "connection", "time")} | {
     "in_flight": "two processors write into a ring: each socket has its own order of packets of one moment",
     "out_of_order": "as `in_flight`",
@@ -68,7 +68,7 @@ SHOWN: dict[str, tuple[str, ...]] = {
 
 @contextmanager
 def captured(path: Path, port: int) -> Iterator[None]:
-    """Capture the traffic proxying clients and kproxy, whose ports begin at `port`."""
+    """Capture the traffic between clients and kproxy, whose ports begin at `port`."""
     with tcpdump(path, "tcp", "portrange", f"{port}-{port + 5}"):
         yield
         size = -1
@@ -240,7 +240,8 @@ def test_a_watching_kproxy_reports_the_metrics_of_the_proxying_one(routes: Route
     proxying, watching = routes.figures["run"], routes.figures["watch"]
     for name, values in proxying.metrics.items():
         assert values and watching.metrics[name] == values, name
-    assert proxying.metrics["kproxy_group_rebalances_total"].keys() == {(group["group"],) for group in proxying.groups}
+    # Metrics leave out groups without events for five minutes, which this test may take on a busy machine.
+    assert proxying.metrics["kproxy_group_rebalances_total"].keys() <= {(group["group"],) for group in proxying.groups}
     assert watching.groups == proxying.groups
     assert len(proxying.groups) >= 2  # groups found in the coordinator's log are among them
 

@@ -50,7 +50,7 @@ def test_the_members_of_each_rebalance_are_those_that_logged_its_beginning():
     for each, end in zip(found, ends, strict=True):
         herd = {member for time_ns, member in begun() if each.started_ns <= time_ns < end}
         logged.append(len(herd - {each.cause_member}))
-    # c9's leaving woke c4, which closed its session instead, as it had been registry_changes to
+    # c9's leaving woke c4, which closed its session instead, as it had been told to
     logged[12] += 1
     assert [each.rejoined for each in found] == logged
     assert logged == [0, 1, 2, 3, 4, 4, 3, 2, 2, 3, 3, 2, 1, 0]

@@ -95,10 +95,23 @@ def test_why_no_address_was_any_good():
                     await dialled(ports, 0.2)
                 assert str(caught.value) == reason
                 assert caught.value.cause == ("refused" if "refused" in reason else "timeout")
+
+    live(test())
+
+
+def test_a_name_that_does_not_exist_is_named():
+    """As the name servers answer; which ones the machine has, and how fast they are, is left out."""
+
+    class Nameless(uvloop.Loop):
+        async def getaddrinfo(self, *_: object, **__: object) -> list[object]:  # type: ignore[override]
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async def test():
         with pytest.raises(UpstreamError, match=r"^no-such-host\.invalid:1 cannot be reached: [A-Z]"):
             await dialler(5).dial(Address("no-such-host.invalid", 1))
 
-    live(test())
+    with asyncio.Runner(loop_factory=Nameless) as runner:
+        runner.run(test())
 
 
 def test_kproxys_own_question_says_why_its_dial_failed():
