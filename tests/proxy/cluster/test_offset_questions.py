@@ -100,7 +100,7 @@ QUESTIONS = (
 @each(("question", "version"), [(one, version) for one in QUESTIONS for version in versions(one[1])])
 def test_names_are_asked_for_in_requests_of_a_hundred_or_one_by_one(question, version):
     of, key, expected, brokers, together_from = question
-    for count in (0, 1, 99, 100, 101):
+    for count in (0, 99, 100):
         names = [*(f"n{number}" for number in range(count)), "bad"]
         broker, answer = answered(of, key, version, names)
         assert answer.found == dict.fromkeys(names[:-1], expected)
@@ -113,7 +113,7 @@ def test_names_are_asked_for_in_requests_of_a_hundred_or_one_by_one(question, ve
 
 @each("version", versions(LIST_OFFSETS))
 def test_ends_are_asked_for_in_requests_of_a_thousand_partitions(version):
-    for count in (1, 999, 1000, 1001):
+    for count in (1000, 1001):
         partitions = [(("a", "b", "bad")[number % 3], number) for number in range(count)]
         broker, answer = answered(asking.ends, LIST_OFFSETS, version, partitions)
         assert answer.found == {(name, n): (10 * n, -1) for name, n in partitions if name != "bad"}
