@@ -34,6 +34,8 @@ def outage(place, also=lambda table: None, tried_s=()):
             times = {"request_end_ns": end_ns, "request_start_ns": end_ns}
             if silent:
                 continue
+            if broker == 2 and at_s == 32:
+                table.reconnect("writer", 2)
             times |= {"response_start_ns": end_ns + made.MS, "response_end_ns": end_ns + made.MS}
             is_lost = broker == 2 and 19 <= at_s < 20
             lost = {"outcome": "unanswered", "latency_ns": None, "response_start_ns": None, "response_end_ns": None}
@@ -255,6 +257,39 @@ def test_a_broker_that_stopped_before_the_capture_is_said_not_to_have_been_there
     assert whole.startswith(f"Broker 2 was not there from the capture's beginning, {said}: one partition had no leader")
     of_named = {"under_replicated", "connects_failed"} if named else set()
     assert {each.kind for each in one.consequences} == {"offline_partitions", *of_named}
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+def test_a_request_before_an_answered_one_of_its_connection_lacks_its_answer_in_the_capture(tmp_path, is_answered):
+    table = made.Made()
+    for number in range(40):
+        at_ns = made.START_NS + number * NS
+        lost = {"outcome": "unanswered", "latency_ns": None, "response_start_ns": None, "response_end_ns": None}
+        answer = {"response_start_ns": at_ns + made.MS, "response_end_ns": at_ns + made.MS}
+        table.exchange("other", "Metadata", number, request_end_ns=at_ns, **answer)
+        if number <= 10 or is_answered:
+            part = lost if number == 10 else answer
+            key = table.exchange("reader", "Fetch", number, request_end_ns=at_ns, max_wait_ms=500, **part)
+    made._connection(table, key["connection"], "10.0.0.1", 0.0, 40.0, close="open")
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        said = verdict(tables, findings(tables, kinds=["unanswered"]))
+    assert said.figures.unanswered == len(said.findings) == (0 if is_answered else 1)
+
+
+@pytest.mark.parametrize(("asked", "severity"), [(300, "warning"), (20, "critical")])
+def test_one_request_of_many_that_waits_is_no_standstill_of_its_client(tmp_path, asked, severity):
+    table = made.Made()
+    for number in range(asked):
+        at_ns = made.START_NS + round(number * 40 / asked * NS)
+        answer = {"response_start_ns": at_ns + made.MS, "response_end_ns": at_ns + made.MS}
+        table.exchange("reader", "Metadata", number * 40 / asked, request_end_ns=at_ns, **answer)
+    lost = {"outcome": "unanswered", "latency_ns": None, "response_start_ns": None, "response_end_ns": None}
+    table.reconnect("reader")
+    key = table.exchange("reader", "Fetch", 5, request_end_ns=made.START_NS + 5 * NS, max_wait_ms=500, **lost)
+    made._connection(table, key["connection"], "10.0.0.1", 0.0, 40.0, close="open")
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["unanswered"])
+    assert (one.severity, dict(one.evidence)["still_wait"]) == (severity, 1)
 
 
 def test_the_same_words_count_the_same_everywhere(tmp_path):

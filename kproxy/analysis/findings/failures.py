@@ -77,6 +77,7 @@ REPLICATED = (
     ),
     *("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "ConsumerGroupHeartbeat", "ShareGroupHeartbeat"),
 )
+_RARE_SHARE = 0.01  # of a client's requests to a broker
 _BEHIND = " behind"  # one of those: ends the name of an API
 _COUNTS = ("failed", "gave_up", "writes", "longest_wait_ns")  # of a Moment
 _STEPS_MAX = 2000  # of one finding: bounds what is kept of its times
@@ -197,7 +198,10 @@ def judge_unanswered(row: Unanswered, limits: Limits) -> Iterator[Finding]:
         "apis": row.apis,
     }
     name = broker_name(row.broker, row.broker_id)
-    stood_still_ns = row.longest_ns if row.gave_up or row.still_wait else None
+    # One request of many that waited is no standstill: the client went on over its other connections.
+    has_waited = row.gave_up + row.still_wait
+    is_rare = row.failed < limits.felt_failed_few and row.failed < _RARE_SHARE * row.asked
+    stood_still_ns = row.longest_ns if has_waited and not is_rare else None
     felt = severity(limits, failed=row.failed, asked=row.asked, stood_still_ns=stood_still_ns)
     times = row.first_us, row.last_us
     yield found(kind, felt, row.failed / 1e4, row.cluster, at(row.client, name), place, times, evidence)

@@ -47,7 +47,7 @@ class Made:
 
     def exchange(self, client: str, api: str, at_s: float, *, broker: int = 1, **columns: Any) -> dict[str, Any]:
         """An answered exchange; returns its key, for rows of its partitions and batches."""
-        connection = self._connections.setdefault((client, broker), len(self._connections))
+        connection = self._connections.setdefault((client, broker), len(self._numbers))
         number = self._numbers[connection] = self._numbers.get(connection, -1) + 1
         key = {"connection": connection, "number": number}
         self.add(
@@ -73,6 +73,10 @@ class Made:
             | columns,
         )
         return {"api": api, **key, "at_s": at_s}
+
+    def reconnect(self, client: str, broker: int = 1) -> None:
+        """What follows of the client is sent over a new connection."""
+        del self._connections[client, broker]
 
     def partition(self, key: dict[str, Any], direction: str, topic: str, partition: int = 0, **columns: Any) -> None:
         self.add("partitions", **key, direction=direction, topic=topic, partition=partition, **columns)
