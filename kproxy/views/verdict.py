@@ -291,7 +291,8 @@ def _gone(one: Finding) -> str:
 
 def _absent(one: Finding) -> str:
     time = _time(one, "absent_ns")
-    return f"for {time}" if dict(one.evidence).get("is_back") else f"up to its end {time} later"
+    least = f"{_time(one, 'away_ns')} to " if "away_ns" in dict(one.evidence) else ""
+    return f"for {least}{time}" if dict(one.evidence).get("is_back") else f"up to its end {least}{time} later"
 
 
 def _range(times_ns: Sequence[int]) -> str:

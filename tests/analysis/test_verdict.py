@@ -259,6 +259,23 @@ def test_a_broker_that_stopped_before_the_capture_is_said_not_to_have_been_there
     assert {each.kind for each in one.consequences} == {"offline_partitions", *of_named}
 
 
+def test_a_broker_that_was_absent_until_nobody_asked_is_told_by_its_least_and_its_most(tmp_path):
+    """The last Metadata without it comes long before the first that names it again."""
+    table = made.Made()
+    made.absence(table, [("appeared", 0.5), ("gone", 4), ("appeared", 21)], 0.1, 22, is_in_sync=False)
+    begin = made.START_NS + 12 * NS, made.START_NS + 21 * NS
+    table.rows["exchanges"] = [
+        row for row in table.rows["exchanges"] if not begin[0] < row["response_start_ns"] < begin[1]
+    ]
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        answer = findings(tables, kinds=["broker_absent"])
+        whole = sentence(verdict(tables, answer))
+    (one,) = answer
+    assert (dict(one.evidence)["away_ns"], dict(one.evidence)["absent_ns"]) == (12 * NS, 21 * NS)
+    assert whole.startswith("Broker 2 was not there from the capture's beginning, for 12.0 s to 21.0 s")
+    assert "known to be away for 12.0 s: no client asked for it afterwards" in found_in_words(one)
+
+
 @pytest.mark.parametrize("is_answered", [True, False])
 def test_a_request_before_an_answered_one_of_its_connection_lacks_its_answer_in_the_capture(tmp_path, is_answered):
     table = made.Made()

@@ -17,6 +17,7 @@ from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS
 
 _AT_FIRST_NS = 2_000_000_000  # clients that miss a broker connect again after reconnect.backoff.max.ms (1 s)
 _FIRST_METADATA_NS = 10_000_000_000  # until then a broker without an answer may have been there before
+_DOUBT_NS = 2_000_000_000  # it may have been back this long before anybody noticed it: less is no doubt
 
 
 class Absent(NamedTuple):
@@ -26,6 +27,7 @@ class Absent(NamedTuple):
     broker_id: int
     broker: str | None  # its address
     absent_ns: int
+    away_ns: int  # up to the last connect in vain, or Metadata without it
     is_back: bool  # else up to the end
     connects: int  # that failed meanwhile
     partitions: int  # whose ISR lacked it
@@ -87,8 +89,16 @@ def absent(tables: Tables, limits: Limits) -> Frame:
                 least(coalesce(served_ns, end_ns), coalesce(b.named_ns, end_ns)) as until_ns
             from judged j left join back b on {same.format("j", "b")} where proven_ns is not null""",
         refused=f"""
-            select s.cluster, s.broker_id, count(*) as connects from spans s join connections c
-                on {same.format("s", "c")} and c.start_ns <= s.until_ns and {FAILED_CONNECT}
+            select s.cluster, s.broker_id, count(*) as connects, max(c.start_ns) as vain_ns
+            from spans s join connections c on {same.format("s", "c")} and c.start_ns <= s.until_ns and {FAILED_CONNECT}
+            group by s.cluster, s.broker_id""",
+        # From the first Metadata without it to the first that names it again, each lacks it.
+        unlisted=f"""
+            select s.cluster, s.broker_id, max(e.response_start_ns) as vain_ns from spans s join exchanges e
+                on s.cluster is not distinct from e.cluster and e.api = 'Metadata' and e.outcome = 'answered'
+                and e.response_start_ns >= s.proven_ns and e.response_start_ns < s.until_ns
+            left join back b on {same.format("s", "b")}
+            where b.named_ns is null or e.response_start_ns < b.named_ns
             group by s.cluster, s.broker_id""",
         thin="""
             select s.cluster, s.broker_id,
@@ -97,26 +107,31 @@ def absent(tables: Tables, limits: Limits) -> Frame:
                 and array_contains(l.replicas, s.broker_id) and not array_contains(l.isr, s.broker_id)
             group by s.cluster, s.broker_id""",
         answer=f"""
-            select s.cluster, s.broker_id, s.broker, until_ns - begin_ns as absent_ns, is_back,
+            select s.cluster, s.broker_id, s.broker, until_ns - begin_ns as absent_ns,
+                greatest(proven_ns, coalesce(r.vain_ns, proven_ns), coalesce(u.vain_ns, proven_ns)) - begin_ns
+                    as away_ns, is_back,
                 coalesce(connects, 0) as connects, coalesce(partitions, 0) as partitions,
                 cast(floor(begin_ns / 1e3) as bigint) as first_us, cast(floor(until_ns / 1e3) as bigint) as last_us
             from spans s left join refused r on {same.format("s", "r")} left join thin i on {same.format("s", "i")}
+            left join unlisted u on {same.format("s", "u")}
             where until_ns - begin_ns >= {limits.silent_s * 1e9:.0f}
             order by partitions desc, s.cluster nulls first, s.broker_id""",
     )
 
 
 def judge_absent(row: Absent, limits: Limits) -> Iterator[Finding]:
+    is_doubtful = row.absent_ns - row.away_ns > _DOUBT_NS
     yield found(
         "broker_absent",
         severity(limits),  # what stood still without it are findings of their own
-        row.absent_ns / 60e9,
+        (row.away_ns if is_doubtful else row.absent_ns) / 60e9,
         row.cluster,
         f"broker {row.broker_id}" if row.broker is None else broker_name(row.broker, row.broker_id),
         {"broker": row.broker, "broker_id": row.broker_id},
         (row.first_us, row.last_us),
         {
             "absent_ns": row.absent_ns,
+            "away_ns": row.away_ns if is_doubtful else None,
             "connects": row.connects,
             "partitions": row.partitions,
             "is_back": row.is_back,
