@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
-from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.finding import CRITICAL, NOTE, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import ACCURACY, QUIET_S, STEP, STEP_TIMES, stretches
 
@@ -233,7 +233,8 @@ def judge_straggling(row: Straggling, limits: Limits) -> Iterator[Finding]:
         return
     yield found(
         "straggler",
-        WARNING,
+        # A group that forms, or a busy host, waits for seconds once.
+        WARNING if row.rebalances > 1 or row.longest_ns >= limits.felt_stood_still_s * 1e9 else NOTE,
         row.waited_ns / 600e9,
         row.cluster,
         f"group {row.group_id}, client {clean(row.client)}",

@@ -720,7 +720,7 @@ KINDS = {
             "Shorten the time between two polls: lower max.poll.records, or process records in another thread; lower "
             "max.poll.interval.ms so that the group removes a slow member earlier.",
             ("max.poll.records", "max.poll.interval.ms"),
-            ("straggler_wait_s",),
+            ("straggler_wait_s", "felt_stood_still_s"),
             "the table rebalances: the last member to join, and how long all others had waited",
             "rebalances",
             says_each="the others waited {waited_ns} in {rebalances:rebalance}",
@@ -753,7 +753,7 @@ KINDS = {
             "session.timeout.ms above its pauses. If it was killed: close consumers on SIGTERM, so that they leave, "
             "and look for the out-of-memory killer; a lower session.timeout.ms shortens the wait.",
             ("session.timeout.ms", "heartbeat.interval.ms"),
-            ("felt_stood_still_s",),
+            ("felt_stood_still_s", "unread_s"),
             "the table rebalances: expired sessions, and the requests of these members on their connections",
             "rebalances",
         ),

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from kproxy.analysis.engine import Frame, ask
-from kproxy.analysis.findings.felt import severity
-from kproxy.analysis.findings.finding import Finding, Probe, Tables, clean, found
+from kproxy.analysis.findings.finding import CRITICAL, NOTE, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
 
 _SILENT_NS = 5_000_000_000  # heartbeat.interval.ms is 3 s: a member that was heard of since did not expire for silence
@@ -75,9 +74,11 @@ def judge_expired(row: Expired, limits: Limits) -> Iterator[Finding]:
         happened = "it went on over the same connection: its process or its host stood still"
     else:
         happened = "it was not heard of again"
+    silent_s = row.silent_ns / 1e9
     yield found(
         "session_expired",
-        severity(limits, stood_still_ns=row.silent_ns),
+        # Records that wait meanwhile are a finding of their own, which this one explains.
+        CRITICAL if silent_s >= limits.unread_s else WARNING if silent_s >= limits.felt_stood_still_s else NOTE,
         row.silent_ns / 600e9,
         row.cluster,
         f"group {row.group_id}, client {clean(row.client)}",

@@ -45,6 +45,13 @@ THRESHOLDS = {
             "Critical from here on: consumers miss two heartbeats of 3 s, interactive users have left.",
         ),
         Threshold(
+            "unread_s",
+            60,
+            "s",
+            "Critical from here on: a killed consumer leaves its partitions unread for session.timeout.ms, 45 s since "
+            "Kafka 3.0.",
+        ),
+        Threshold(
             "felt_behind_records",
             100_000,
             "records",

@@ -321,6 +321,20 @@ def test_who_comes_and_goes_is_named_and_is_no_slow_poll_where_it_left_too_soon(
     assert ("Keep the consumer open" in storm.change) == is_short == ("lower max.poll.records" not in storm.change)
 
 
+@pytest.mark.parametrize(("waited_s", "times", "severity"), [(6, 1, "note"), (6, 2, "warning"), (10, 1, "warning")])
+def test_a_member_that_others_wait_for_once_and_for_seconds_is_a_note(tmp_path, waited_s, times, severity):
+    table = made.Made()
+    for number in range(times):
+        begin_ns = made.START_NS + 60 * number * 10**9
+        row = {"group_id": "g", "protocol": "classic", "generation": number, "members_after": 3, "last_to_join": "late"}
+        joined_ns = begin_ns + (waited_s + 3) * 10**9
+        row |= {"started_ns": begin_ns, "joined_ns": joined_ns, "ended_ns": joined_ns}
+        table.add("rebalances", 60 * number, **row, waited_ns=waited_s * 10**9)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["straggler"])
+    assert (one.severity, dict(one.evidence)["rebalances"]) == (severity, times)
+
+
 def test_a_member_makes_others_wait_from_the_moment_that_all_of_them_had_joined(tmp_path):
     table = made.Made()
     table.add("rebalances", 20, group_id="g", protocol="classic", generation=2, members_after=3, last_to_join="late",

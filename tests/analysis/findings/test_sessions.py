@@ -52,8 +52,15 @@ def test_a_topic_that_is_deleted_under_its_clients_explains_their_errors(tmp_pat
         assert told.startswith("Topic doomed was deleted while one client used it: ") and "9 requests failed" in told
 
 
-def member(table: made.Made, group: str, until_s: float, back_s: float | None = None, ends_s: float | None = None):
-    """A member that sends a heartbeat each three seconds, until its session expires ten seconds later."""
+def member(
+    table: made.Made,
+    group: str,
+    until_s: float,
+    back_s: float | None = None,
+    ends_s: float | None = None,
+    session_s: float = 10,
+):
+    """A member that sends a heartbeat each three seconds, until its session expires."""
     beats = [at for at in range(0, 60, 3) if at <= until_s or (back_s is not None and at >= back_s)]
     key = {}
     for at_s in beats:
@@ -61,7 +68,7 @@ def member(table: made.Made, group: str, until_s: float, back_s: float | None = 
     known = {"group_id": group, "member_id": f"{group}-1", "client_id": group, "client_address": "10.0.0.1"}
     table.add("group_events", 0, **known, event="join", time_ns=ns(0), connection=key["connection"], number=0)
     row = {"group_id": group, "protocol": "classic", "generation": 2, "cause": "session_expired"}
-    expired_s = until_s + 10
+    expired_s = until_s + session_s
     table.add("rebalances", expired_s, **row, cause_member=f"{group}-1", started_ns=ns(expired_s))
     row = {"connection": key["connection"], "start_ns": ns(0), "start_seen": True}
     over = {"end_ns": ns(60), "close": "open"} if ends_s is None else {"end_ns": ns(ends_s), "close": "fin"}
@@ -83,6 +90,15 @@ def test_a_member_whose_session_expires_is_told_with_what_became_of_it(tmp_path,
     assert (one.where, one.since_ns, one.until_ns) == ("group g, client g", ns(12), ns(22))
     assert said in sentence(one) and dict(one.evidence)["silent_ns"] == 10 * NS
     assert told.startswith("Group g, client g: 1 member sent nothing for 10.0 s")
+
+
+@pytest.mark.parametrize(("session_s", "severity"), [(6, "note"), (45, "warning"), (60, "critical")])
+def test_a_session_that_expires_is_as_grave_as_the_time_without_a_reader(tmp_path, session_s, severity):
+    """A consumer that is killed leaves its partitions for session.timeout.ms, 45 s by default."""
+    table = made.Made()
+    member(table, "g", until_s=12, ends_s=12.5, session_s=session_s)
+    (one,), _ = asked(table, tmp_path, ["session_expired"])
+    assert (one.severity, dict(one.evidence)["silent_ns"]) == (severity, session_s * NS)
 
 
 def led(
