@@ -101,6 +101,7 @@ class Broker(NamedTuple):
     last_us: int
     slow: int  # Produce requests that took longer than the limit for a slow broker
     moments: str | None = None  # of the slow ones
+    shared: int = 0  # of these: in seconds in which another broker's were as slow
 
 
 def brokers(tables: Tables, limits: Limits) -> Frame:
@@ -131,18 +132,27 @@ def brokers(tables: Tables, limits: Limits) -> Frame:
             from each_one a left join others o on a.cluster is not distinct from o.cluster and a.broker = o.broker""",
         produced=f"""
             select cluster, broker_key as broker, {own} as own_ns, api, unix_micros(`time`) as us from exchanged
-            where api = 'Produce' and outcome = 'answered'""",
+            where api = 'Produce' and outcome = 'answered' and {own} >= {limits.slow_produce_ms * MS:.0f}""",
         slow_ones="""
             select b.cluster, b.broker, p.api, p.us from bounds b join produced p
                 on b.cluster is not distinct from p.cluster and b.broker = p.broker and p.own_ns >= b.bound_ns""",
-        slow="select cluster, broker, count(*) as slow from slow_ones group by cluster, broker",
+        slow_elsewhere="""
+            select distinct b.cluster, b.broker, cast(floor(p.us / 1e6) as bigint) as second
+            from bounds b join produced p
+                on b.cluster is not distinct from p.cluster and b.broker != p.broker and p.own_ns >= b.bound_ns""",
+        slow="""
+            select s.cluster, s.broker, count(*) as slow, count(e.second) as shared
+            from slow_ones s left join slow_elsewhere e on s.cluster is not distinct from e.cluster
+                and s.broker = e.broker and cast(floor(s.us / 1e6) as bigint) = e.second
+            group by s.cluster, s.broker""",
         **timed("slow_ones", "cluster, broker", "api"),
         answer="""
             select a.cluster, a.address as broker, a.broker_id, requests, bytes, produces, p99_ns,
                 count(*) over (partition by a.cluster) as brokers,
                 sum(bytes) over (partition by a.cluster) as all_bytes, others_p99_ns,
                 cast(row_number() over (partition by a.cluster order by p99_ns desc nulls last, a.broker) as int)
-                    as `rank`, first_us, last_us, coalesce(s.slow, 0) as slow, t.moments
+                    as `rank`, first_us, last_us, coalesce(s.slow, 0) as slow, t.moments,
+                coalesce(s.shared, 0) as shared
             from each_one a left join others o on a.cluster is not distinct from o.cluster and a.broker = o.broker
             left join slow s on a.cluster is not distinct from s.cluster and a.broker = s.broker
             left join times t on a.cluster is not distinct from t.cluster and a.broker = t.broker
@@ -175,7 +185,8 @@ def judge_broker(row: Broker, limits: Limits) -> Iterator[Finding]:
     is_slower = others is not None and row.p99_ns >= max(floor, limits.slow_broker_times * others)
     is_very_slow = row.p99_ns >= limits.very_slow_produce_ms * MS
     if is_slower or (is_very_slow and row.rank == 1):
-        if not is_slower and others is not None:
+        # What another broker's writes wait for as long, at the same time, is no single broker's: a pause, for example.
+        if (not is_slower or 2 * row.shared > row.slow) and others is not None:
             name, place, others = "all brokers", {}, None
         slow = {"p99_ns": row.p99_ns, "others_p99_ns": others, "produces": row.produces, "slow": row.slow}
         yield found("slow_broker", WARNING, row.p99_ns / 10e9, row.cluster, name, place, times, slow)

@@ -335,6 +335,22 @@ def test_a_member_that_others_wait_for_once_and_for_seconds_is_a_note(tmp_path, 
     assert (one.severity, dict(one.evidence)["rebalances"]) == (severity, times)
 
 
+@pytest.mark.parametrize(("is_shared", "where"), [(True, "all brokers"), (False, "broker 2 (10.0.1.2:9092)")])
+def test_writes_that_are_slow_at_two_brokers_at_once_name_no_slow_broker(tmp_path, is_shared, where):
+    """All wait for a third one that pauses; of the few writes of broker 2 these are more than a hundredth."""
+    table = made.Made()
+    for number in range(1600):
+        at_s = number / 20
+        slow = {"latency_ns": 700 * made.MS, "acks": -1}
+        is_slow = at_s in (10, 20, 30, 40)
+        table.exchange("writer", "Produce", at_s, broker=1, **(slow if is_slow and is_shared else {"acks": -1}))
+        if number % 5 == 0:
+            table.exchange("writer", "Produce", at_s, broker=2, **(slow if is_slow else {"acks": -1}))
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["slow_broker"])
+    assert (one.where, dict(one.evidence)["slow"]) == (where, 4)
+
+
 def test_a_member_makes_others_wait_from_the_moment_that_all_of_them_had_joined(tmp_path):
     table = made.Made()
     table.add("rebalances", 20, group_id="g", protocol="classic", generation=2, members_after=3, last_to_join="late",
