@@ -98,6 +98,7 @@ class Figures:
     behind_fetched: int  # those of them that its clients fetched
     behind_fetched_records: int | None  # their lag by these fetches
     retried: int = 0  # of `refused`: requests that clients send again by themselves, as when leaders move
+    lost: int = 0  # requests whose answer the capture lacks: nobody knows whether these failed
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,11 @@ class Verdict:
     def explained(self) -> int:
         return sum(len(one.consequences) for one in self.findings)
 
+    @property
+    def is_blind(self) -> bool:
+        """Whether the capture lacks most answers, as one of a single direction: what is not found proves nothing."""
+        return 2 * self.figures.lost > self.figures.requests
+
     def gravest(self) -> list[Finding]:
         """The findings for a sentence: critical ones, else those that users felt."""
         chosen = [one for one in self.findings if one.severity == CRITICAL]
@@ -122,6 +128,8 @@ class Verdict:
 
     def not_found(self, apis: Collection[str]) -> list[str]:
         """The kinds of CHECKED that are no finding, no consequence and without signs; apis: those of the tables."""
+        if self.is_blind:
+            return []
         kinds = {one.kind for root in self.findings for one in (root, *root.consequences)}
         signs = {  # what follows from an outage of a broker is none of other things
             one.kind for root in self.findings for one in (root, *(() if root.kind in DOWN else root.consequences))
@@ -154,7 +162,7 @@ def lags_of(tables: Mapping[str, Frame]) -> Frame:
 
 def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding], lags: Frame | None = None) -> Verdict:
     """The verdict over TABLES and their findings. lags: those of `lags_of`, if they are computed already."""
-    (requests, answered, left_out, p99_ns), *_ = rows(_counted(tables))
+    (requests, answered, left_out, lost, p99_ns), *_ = rows(_counted(tables))
     ((unanswered,),) = rows(ask(_only(tables, "exchanges", "connections"), **missed_answers(), answer=_MISSED))
     ((refused, retried, with_errors),) = rows(_refused(tables))
     behind = next(rows(_behind(lags_of(tables) if lags is None else lags)), (None, None, 0, 0, None))
@@ -177,6 +185,7 @@ def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding], lags: Fram
         fetched or 0,
         fetched_records,
         retried,
+        lost,
     )
     return Verdict(figures, findings)
 
@@ -195,7 +204,7 @@ def _counted(tables: Mapping[str, Frame]) -> Frame:
         _only(tables, "exchanges"),
         answer=f"""
             select count(*) as requests, count(case when {prompt} then latency_ns end) as answered,
-                count_if({prompt} and outcome = 'unanswered') as left_out,
+                count_if({prompt} and outcome = 'unanswered') as left_out, count_if(outcome = 'lost') as lost,
                 {percentiles(f"case when {prompt} then latency_ns end", "", 0.99)}
             from exchanges where {of_clients(False)}""",
     )

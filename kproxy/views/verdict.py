@@ -67,14 +67,20 @@ def sentence(verdict: Verdict) -> str:
     said = [printable(_clause(one, one.cluster != of)) for one, of in zip(shown, before, strict=False)]
     failed = figures.unanswered + figures.refused
     if not said:
-        said = [_without_cause(figures, failed)]
+        is_unknown = verdict.is_blind and not failed
+        said = [] if is_unknown else [_without_cause(figures, failed)]
         said += [f"{_count(verdict.total, 'finding')} to note"] if verdict.total else ["nothing stands out"]
     left = len(chosen) - CAUSES_SAID
     if left > 0:
         said.append(f"and {_number(left)} more {_plural('cause', left)}: {_kinds(chosen[CAUSES_SAID:])}")
         said += _larger_loss(shown, chosen[CAUSES_SAID:])
     text = "; ".join(said)
-    return f"{text[0].upper()}{text[1:]}.{_rigid(verdict)}"
+    blind = f" {_lost(figures)}: whether these failed is not known." if verdict.is_blind else ""
+    return f"{text[0].upper()}{text[1:]}.{blind}{_rigid(verdict)}"
+
+
+def _lost(of: Figures) -> str:
+    return f"The capture lacks the answers of {of.lost:,} of {of.requests:,} requests"
 
 
 def _without_cause(of: Figures, failed: int) -> str:
@@ -112,9 +118,9 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     failed = of.unanswered + of.refused
     share = f" ({failed / of.requests:.1%})" if of.requests and failed else ""
     again = f" ({of.retried:,} for clients to send again)" if of.retried else ""
-    parts = (
-        f"{of.unanswered:,} unanswered, {of.refused:,} refused{again}" if failed else "all were answered, none refused"
-    )
+    none = "none was refused" if of.lost else "all were answered, none refused"
+    parts = f"{of.unanswered:,} unanswered, {of.refused:,} refused{again}" if failed else none
+    parts += f"; the capture lacks {_count(of.lost, 'answer')}" if of.lost else ""
     parts += (
         f"; {of.everyday:,} {'answer' if of.everyday == 1 else 'answers'} with errors of rebalances and elections apart"
         if of.everyday

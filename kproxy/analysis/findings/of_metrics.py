@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from kproxy.analysis.findings import balance, clients, consuming, groups, producing
 from kproxy.analysis.findings.causes import folded
-from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding, found, ranked
+from kproxy.analysis.findings.finding import CRITICAL, NOTE, WARNING, Finding, found, ranked
 from kproxy.analysis.findings.of_metrics_failures import Failed, counted_failures, found_since, gained, gained_each
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.parties import served_by
@@ -297,6 +297,8 @@ def _connections(cluster: str, then: Taken, now: Taken, limits: Limits, times: T
 def _groups(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times) -> Iterator[Finding]:
     causes = gained_each(now.causes, then.causes)
     cause = max(causes, key=causes.__getitem__, default=None)
+    if expired := causes.get("session_expired", 0):  # how long nobody read is not counted
+        yield found("session_expired", NOTE, expired / 1e4, cluster, "all groups", {}, times, {"rebalances": expired})
     for group, (rebalances, took_ns, members, protocol) in now.groups.items():
         old = then.groups.get(group, (0, 0, 0, None))
         count = gained(rebalances, old[0])
