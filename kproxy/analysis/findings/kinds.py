@@ -754,8 +754,11 @@ KINDS = {
             "and look for the out-of-memory killer; a lower session.timeout.ms shortens the wait.",
             ("session.timeout.ms", "heartbeat.interval.ms"),
             ("felt_stood_still_s", "unread_s"),
-            "the table rebalances: expired sessions, and the requests of these members on their connections",
+            "the table rebalances: expired sessions, and the requests of these members on their connections; live: "
+            "rebalances by cause",
             "rebalances",
+            True,
+            "sessions of members expired in {rebalances:rebalance}, and coordinators gave their partitions to others",
         ),
         Kind(
             "commit_storm",

@@ -2,6 +2,7 @@
 
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -98,6 +99,21 @@ def test_a_group_that_does_not_come_to_rest_stands_still_by_the_classic_protocol
     answer = found(first, running.moment(310))
     severities = {where: one.severity for (kind, where), one in answer.items() if kind == "rebalance_storm"}
     assert severities == {"group classic-g": "critical", "group consumer-g": "warning"}
+
+
+@pytest.mark.parametrize(("before", "now", "told"), [(2, 5, 3), (2, 2, None)])
+def test_sessions_that_expired_are_told_of_all_groups(before, now, told):
+    """Causes are counted for all groups together: for how long nobody read is not known."""
+    old, new = (
+        of_metrics.Moment(at * SECOND, [], {}, {"main": of_metrics.Taken(causes={"session_expired": count})})
+        for at, count in ((0, before), (60, now))
+    )
+    answer = {kind: one for (kind, _), one in found(old, new).items()}
+    assert (told is not None) == ("session_expired" in answer)
+    if told is not None:
+        one = answer["session_expired"]
+        assert (one.severity, one.where, dict(one.evidence)) == ("note", "all groups", {"rebalances": told})
+        assert sentence(one).startswith("sessions of members expired in 3 rebalances")
 
 
 def test_what_was_refused_and_not_answered_is_told_by_api_and_kind():
