@@ -297,8 +297,10 @@ def _gone(one: Finding) -> str:
 
 def _absent(one: Finding) -> str:
     time = _time(one, "absent_ns")
-    least = f"{_time(one, 'away_ns')} to " if "away_ns" in dict(one.evidence) else ""
-    return f"for {least}{time}" if dict(one.evidence).get("is_back") else f"up to its end {least}{time} later"
+    is_back = dict(one.evidence).get("is_back")
+    if "away_ns" in dict(one.evidence):
+        return f"for {_time(one, 'away_ns')} to {time}{'' if is_back else ', up to its end'}"
+    return f"for {time}" if is_back else f"up to its end {time} later"
 
 
 def _range(times_ns: Sequence[int]) -> str:

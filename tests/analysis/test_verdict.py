@@ -259,20 +259,22 @@ def test_a_broker_that_stopped_before_the_capture_is_said_not_to_have_been_there
     assert {each.kind for each in one.consequences} == {"offline_partitions", *of_named}
 
 
-def test_a_broker_that_was_absent_until_nobody_asked_is_told_by_its_least_and_its_most(tmp_path):
-    """The last Metadata without it comes long before the first that names it again."""
+@pytest.mark.parametrize(("back_s", "said"), [(21, "12.0 s to 21.0 s: "), (None, "12.0 s to 40.0 s, up to its end")])
+def test_a_broker_that_was_absent_until_nobody_asked_is_told_by_its_least_and_its_most(tmp_path, back_s, said):
+    """The last Metadata without it comes long before the first that names it again, or before the end."""
     table = made.Made()
-    made.absence(table, [("appeared", 0.5), ("gone", 4), ("appeared", 21)], 0.1, 22, is_in_sync=False)
-    begin = made.START_NS + 12 * NS, made.START_NS + 21 * NS
-    table.rows["exchanges"] = [
-        row for row in table.rows["exchanges"] if not begin[0] < row["response_start_ns"] < begin[1]
-    ]
+    back = [] if back_s is None else [("appeared", back_s)]
+    served_s = None if back_s is None else back_s + 1
+    made.absence(table, [("appeared", 0.5), ("gone", 4), *back], 0.1, served_s, is_in_sync=False)
+    for row in table.rows["exchanges"]:
+        if made.START_NS + 12 * NS < row["response_start_ns"] < made.START_NS + (back_s or 41) * NS:
+            row["api"] = "Heartbeat"
     with Tables(table.write(tmp_path / "tables")) as tables:
         answer = findings(tables, kinds=["broker_absent"])
         whole = sentence(verdict(tables, answer))
     (one,) = answer
-    assert (dict(one.evidence)["away_ns"], dict(one.evidence)["absent_ns"]) == (12 * NS, 21 * NS)
-    assert whole.startswith("Broker 2 was not there from the capture's beginning, for 12.0 s to 21.0 s")
+    assert (dict(one.evidence)["away_ns"], dict(one.evidence)["absent_ns"]) == (12 * NS, (back_s or 40) * NS)
+    assert f"{whole[:-1]}: ".startswith(f"Broker 2 was not there from the capture's beginning, for {said}")
     assert "known to be away for 12.0 s: no client asked for it afterwards" in found_in_words(one)
 
 
