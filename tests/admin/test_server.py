@@ -41,10 +41,10 @@ async def serving(scrape=lambda accept: (BODY, "text/plain; version=0.0.4"), rea
 
 
 def run(coroutine):
-    return uvloop.run(coroutine)  # as kproxy runs: its transports are classes of their own
+    return uvloop.run(coroutine)  # kproxy runs on uvloop, which has its own transports
 
 
-def test_metrics_go_out_in_the_format_asked_for_and_compressed_if_wanted():
+def test_metrics_have_the_accepted_format_and_are_compressed_on_request():
     asked = []
 
     def scrape(accept):
@@ -86,7 +86,7 @@ def test_the_loop_goes_on_while_a_scrape_is_rendered():
     run(main())
 
 
-def test_a_scrape_that_fails_is_an_error_and_not_the_end(caplog):
+def test_a_failed_scrape_returns_500_and_the_server_goes_on(caplog):
     async def main():
         async with serving(lambda accept: 1 // 0) as client:
             for _ in range(2):
@@ -116,7 +116,7 @@ def test_bad_http_is_answered_and_fills_no_log(caplog):
                 assert answer.split()[1] == b"400"
                 assert b"Cache-Control: no-store\r\n" in answer
                 assert b"X-Content-Type-Options: nosniff\r\n" in answer
-                assert len(answer) < 1000  # not all of it back, escaped
+                assert len(answer) < 1000  # does not echo the whole request
                 writer.close()
 
     run(main())
@@ -132,7 +132,7 @@ def test_bad_http_is_answered_and_fills_no_log(caplog):
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 999999999\r\n\r\n", b"x" * 65_536),
     ],
 )
-def test_what_follows_bad_http_or_an_answer_before_its_body_is_not_read(request_, more):
+def test_nothing_is_read_after_bad_http_or_after_a_response_sent_before_the_body(request_, more):
     async def main():
         async with serving() as client:
             _, writer = await asyncio.open_connection(client._base_url.host, client._base_url.port)
@@ -155,7 +155,7 @@ def test_what_follows_bad_http_or_an_answer_before_its_body_is_not_read(request_
         (("default: no broker answers", "x"), 503, "not ready: default: no broker answers\nnot ready: x\n"),
     ],
 )
-def test_ready_says_why_not(reasons, status, text):
+def test_ready_reports_the_reasons_for_503(reasons, status, text):
     async def main():
         async with serving(reasons=reasons) as client:
             async with client.get("/ready") as answer:
@@ -191,8 +191,8 @@ def test_live_state_is_json_by_name():
     run(main())
 
 
-def test_a_list_goes_on_behind_a_name_of_any_length():
-    """The id of a group has 32 KiB, and each byte of it may be three characters of a URL."""
+def test_a_list_continues_after_a_name_of_any_length():
+    """A group id has up to 32 KiB, and each byte of it may take three characters of a URL."""
     name = "default/" + "é" * (1 << 14)
 
     async def main():
@@ -212,7 +212,7 @@ async def is_closed(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-def test_silent_connections_keep_nobody_out():
+def test_silent_connections_do_not_block_other_clients():
     async def main():
         async with serving(max_connections=4) as client:
             url = client._base_url
@@ -227,13 +227,15 @@ def test_silent_connections_keep_nobody_out():
 
 
 def test_a_burst_of_silent_connections_leaves_no_slot_taken(monkeypatch):
-    """Those that are given up before they have a transport are closed all the same."""
+    """Connections dropped before they have a transport are closed too."""
     monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 600.0)  # none of them times out
 
     async def main():
         async with serving(max_connections=4) as client:
             url = client._base_url
-            burst = [socket.create_connection((url.host, url.port)) for _ in range(40)]  # the loop does not run
+            burst = [
+                socket.create_connection((url.host, url.port)) for _ in range(40)
+            ]  # opened while the loop is blocked
             async with asyncio.timeout(60), client.get("/health") as answer:
                 assert answer.status == 200
             for sock in burst:
@@ -242,8 +244,8 @@ def test_a_burst_of_silent_connections_leaves_no_slot_taken(monkeypatch):
     run(main())
 
 
-def test_a_port_that_closes_forgets_what_it_has_just_accepted():
-    """The task of a connection was cancelled before it began, or aiohttp's was lost in an exception."""
+def test_a_closing_port_drops_the_connections_it_has_just_accepted():
+    """A connection's task used to be cancelled before it began, or aiohttp's was lost in an exception."""
 
     async def main():
         gc.collect()
@@ -257,11 +259,13 @@ def test_a_port_that_closes_forgets_what_it_has_just_accepted():
             await serve(*arguments)
 
         admin._serve = served
-        clients = [socket.create_connection(admin.address) for _ in range(9)]  # of which a turn accepts some
+        clients = [
+            socket.create_connection(admin.address) for _ in range(9)
+        ]  # one turn of the loop accepts some of them
         await accepted.wait()
         await admin.stop()
         async with asyncio.timeout(60):
-            while admin.gate.connections:  # noqa: ASYNC110 - the ends of transports are told in the next turn
+            while admin.gate.connections:  # noqa: ASYNC110 - transports report their end in the next turn
                 await asyncio.sleep(0)
         assert not admin._idle
         for sock in clients:
@@ -271,17 +275,17 @@ def test_a_port_that_closes_forgets_what_it_has_just_accepted():
 
 
 def hello(trusts):
-    """A whole ClientHello, whose sender says nothing after it."""
+    """Return a complete ClientHello; its sender sends nothing after it."""
     theirs, ours = ssl.MemoryBIO(), ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
         trusts.wrap_bio(theirs, ours, server_hostname="localhost").do_handshake()
     return ours.read()
 
 
-def test_connections_without_a_handshake_keep_nobody_out(tmp_path, monkeypatch):
-    """Over TLS: those that say nothing, those that say no TLS, those that begin, and those that go no further.
+def test_connections_without_a_complete_handshake_do_not_block_other_clients(tmp_path, monkeypatch):
+    """TLS port: clients that send nothing, plain HTTP, half a ClientHello, or a ClientHello and no more.
 
-    Nor is anything left of them that only a collection of garbage would free: one of so much stops the loop.
+    None leaves reference cycles behind: collecting that much garbage would stop the loop.
     """
     monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 600.0)  # none of them times out
     authority = Authority(tmp_path)
@@ -315,8 +319,8 @@ def test_connections_without_a_handshake_keep_nobody_out(tmp_path, monkeypatch):
         gc.enable()
 
 
-def test_others_that_begin_handshakes_leave_one_that_is_far_away_the_time_for_its_own(tmp_path, monkeypatch):
-    """Each of them has an address of its own, so none is refused its turn; turns are given by hand here."""
+def test_clients_that_start_handshakes_leave_a_distant_client_time_to_finish_its_own(tmp_path, monkeypatch):
+    """Each client has its own address, so none is refused a turn; the test grants the turns."""
     monkeypatch.setattr("kproxy.admin.openings.EVERY_S", 3600.0)
     authority = Authority(tmp_path)
     settings = ClientTls(**authority.server().settings())
@@ -338,11 +342,11 @@ def test_others_that_begin_handshakes_leave_one_that_is_far_away_the_time_for_it
         async with asyncio.timeout(60):
             wire = await Wire.dial(admin.address[1])
             await wire.send(ours.read())
-            theirs.write(await wire.loop.sock_recv(wire.sock, 1 << 16))  # it has had its turn
+            theirs.write(await wire.loop.sock_recv(wire.sock, 1 << 16))  # the distant client has had its turn
             others = [begins(admin.address[1], f"127.0.5.{number}") for number in range(1, 16)]
             while admin._openings._count < 7:  # noqa: ASYNC110 - the others are in the backlog
                 await asyncio.sleep(0.005)
-            for _ in range(3):  # as long as more wait than have had their turn
+            for _ in range(3):  # while more clients wait than have had their turn
                 admin._openings._grant()
                 for _ in range(20):
                     await asyncio.sleep(0)
@@ -361,40 +365,40 @@ def test_others_that_begin_handshakes_leave_one_that_is_far_away_the_time_for_it
 @pytest.mark.parametrize(
     ("idle", "waiting", "comes", "goes"),
     [
-        # Whoever has not begun goes first, whatever the others did.
+        # A connection that has not begun its handshake is dropped first.
         ("shaken 9, stalls 8, opening 1, opening 0", 2, "opening", "opening 1"),
         ("shaken 9, stalls 8, opening 0", 9, "begins", "opening 0"),
-        # Nobody goes for one that is going to wait, or while more wait than have had their turn.
+        # None is dropped for a connection that has to wait, or while more wait than have had their turn.
         ("shaken 9, stalls 8", 1, "opening", None),
         ("shaken 9, stalls 8", 3, "begins", None),
-        # Handshakes that stall, then those that have had their time.
+        # Stalled handshakes go first, then connections whose time is over.
         ("shaken 9, stalls 8, stalls 7", 3, "begins", "stalls 8"),
         ("shaken 9, stalls 8, stalls 7", 0, "opening", "stalls 8"),
         ("shaken 0.9, stalls 0.3, shaken 0.1", 0, "begins", "stalls 0.3"),
         ("shaken 9, shaken 8, stalls 0.2", 0, "begins", "shaken 9"),
-        # All are new: no kind of them is spared.
+        # All are new: no kind is spared.
         ("shaken 0.2, stalls 0.1, shaken 0", 0, "begins", "shaken 0.2"),
         ("stalls 0.2, shaken 0.1, stalls 0", 0, "begins", "stalls 0.2"),
         ("", 0, "begins", None),
-        # Who takes an answer goes last; one that has stopped taking is like any other.
+        # A client that is reading a response is dropped last; one that has stopped reading is like any other.
         ("takes 0.2, shaken 0.1", 0, "begins", "shaken 0.1"),
         ("takes 9, shaken 0.1", 0, "begins", "takes 9"),
-        # Of one kind, one of the network that has most: not one that came alone, or with few others.
+        # Within a kind, drop one of the network with the most connections, not a lone one or one of few.
         ("shaken 0.3, shaken@few 0.2, shaken@few 0.1", 0, "begins", "shaken 0.3"),
         ("shaken 0.3, shaken@b 0.2, shaken@b 0.1", 0, "begins", "shaken@b 0.2"),
         ("takes 0.3, takes@b 0.2, takes@b 0.1", 0, "begins", "takes@b 0.2"),
         ("takes@b 0.3, takes@b 0.2, shaken 0.1", 0, "begins", "takes@b 0.3"),
         ("shaken 9, shaken@b 0.2, shaken@b 0.1", 0, "begins", "shaken 9"),
-        # The new one itself, where others of its network have requests under way.
+        # Drop the new one itself if others of its network have requests in flight.
         ("shaken 0.1", 0, "begins@busy", "begins@busy"),
         ("shaken 9", 0, "begins@busy", "shaken 9"),
-        ("takes@busy 0.1", 0, "begins@busy", "takes@busy 0.1"),  # they would keep out all that come from there
+        ("takes@busy 0.1", 0, "begins@busy", "takes@busy 0.1"),  # otherwise it would block its whole network
         ("opening 0", 1, "opening@busy", "opening 0"),
-        ("shaken 0.1", 0, "asks@busy", "shaken 0.1"),  # the new one has a request under way by now
+        ("shaken 0.1", 0, "asks@busy", "shaken 0.1"),  # the new one has a request in flight by now
         ("", 0, "asks@busy", None),
     ],
 )
-def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
+def test_which_connection_is_dropped_when_all_slots_are_taken(idle, waiting, comes, goes):
     class Other:
         def __init__(self, name):
             kind, _, self.silent_s = name.partition(" ")
@@ -420,7 +424,7 @@ def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
             admin._idle[newest] = now
         admin._make_room(newest)
         admin.gate.leave()
-        admin._make_room(newest)  # nobody goes where a place is free
+        admin._make_room(newest)  # none is dropped while a slot is free
         admin._idle.clear()
         await admin.stop()
 
@@ -428,8 +432,8 @@ def test_who_goes_where_all_places_are_taken(idle, waiting, comes, goes):
     assert gone == ([] if goes is None else [goes])
 
 
-def test_who_has_sent_a_request_is_not_silent_before_it_is_read():
-    """Beside many slow requests, connections that had just been accepted were reset in favour of others."""
+def test_a_client_whose_request_is_still_unread_does_not_count_as_silent():
+    """Under many slow requests, freshly accepted connections used to be reset in favour of others."""
 
     async def takes_long(_):
         for _ in range(30):
@@ -455,8 +459,8 @@ def test_who_has_sent_a_request_is_not_silent_before_it_is_read():
 
 
 @pytest.mark.parametrize("path", ["metrics", "nothing-here"])
-def test_busy_connections_keep_nobody_out(path, monkeypatch):
-    """All connections are busy when the last one comes; they go on to ask, more often than silence would end them."""
+def test_busy_connections_do_not_block_other_clients(path, monkeypatch):
+    """All slots are busy when the last client connects, and requests come too often for the idle timeout."""
     released = threading.Event()
     begun = []
     metrics = Admin._metrics
@@ -473,7 +477,7 @@ def test_busy_connections_keep_nobody_out(path, monkeypatch):
 
     async def are_under_way(requests):
         async with asyncio.timeout(60):
-            while len(begun) < requests:  # noqa: ASYNC110 - it has no event for it
+            while len(begun) < requests:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.005)
 
     async def ask_on(writer, asked):
@@ -506,7 +510,7 @@ def test_busy_connections_keep_nobody_out(path, monkeypatch):
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
-def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch, sent):
+def test_a_connection_whose_request_does_not_arrive_is_closed(monkeypatch, sent):
     monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 0.05)
 
     async def main():
@@ -520,8 +524,8 @@ def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch, sent):
     run(main())
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
-    """Others have their turn as soon as its time is over; who goes away before leaves no traceback."""
+def test_a_request_whose_body_does_not_arrive_gets_408(monkeypatch, caplog):
+    """Its slot is free when its time is over; a client that disconnects earlier leaves no traceback."""
     monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 1.0)
 
     async def done(parameters):
@@ -558,7 +562,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch, caplog):
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_a_request_under_way_is_not_cut_and_a_silent_one_after_it_is(monkeypatch):
+def test_a_request_in_flight_is_not_cut_and_its_idle_connection_is_closed_afterwards(monkeypatch):
     monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 0.05)
     monkeypatch.setattr("kproxy.admin.connections.IDLE_S", 0.2)
 
@@ -580,7 +584,7 @@ def test_a_request_under_way_is_not_cut_and_a_silent_one_after_it_is(monkeypatch
     run(main())
 
 
-def test_a_stream_that_nobody_takes_ends_and_its_connection_is_free_again(monkeypatch):
+def test_a_stream_that_its_client_does_not_read_ends_and_frees_its_slot(monkeypatch):
     monkeypatch.setattr("kproxy.admin.server.TAKEN_S", 0.2)
     begun, ended = [], []
 
@@ -596,16 +600,16 @@ def test_a_stream_that_nobody_takes_ends_and_its_connection_is_free_again(monkey
         async with serving(streams={"trace": lines}, max_connections=2) as client, asyncio.timeout(60):
             address = client._base_url.host, client._base_url.port
             paused = []
-            for number in range(2):  # one after the other: the last that fits would replace one that has not asked yet
+            for number in range(2):  # one by one: the last would replace a connection that has not sent its request
                 paused.append(socket.create_connection(address))
                 paused[-1].sendall(
                     b"POST /api/trace HTTP/1.1\r\nHost: localhost\r\nX-Kproxy: yes\r\nContent-Length: 0\r\n\r\n"
                 )
-                while len(begun) == number:  # noqa: ASYNC110 (of generators, whose beginnings nothing tells)
+                while len(begun) == number:  # noqa: ASYNC110 (there is no event for the start of a generator)
                     await asyncio.sleep(0.001)
-            async with client.get("/health") as answer:  # there is no connection left for it
+            async with client.get("/health") as answer:  # all slots are taken
                 assert answer.status == 200 and ended
-            while len(ended) < 2:  # noqa: ASYNC110 (of generators, whose ends nothing tells)
+            while len(ended) < 2:  # noqa: ASYNC110 (there is no event for the end of a generator)
                 await asyncio.sleep(0.02)
             for sock in paused:
                 sock.close()
@@ -613,7 +617,7 @@ def test_a_stream_that_nobody_takes_ends_and_its_connection_is_free_again(monkey
     run(main())
 
 
-def test_long_lists_come_in_slices_between_which_the_loop_goes_on():
+def test_long_lists_are_sent_in_slices_and_the_loop_runs_in_between():
     turns = 0
     between = []
 
@@ -664,7 +668,7 @@ LARGE = b"x" * (16 << 20)  # more than the kernel takes of a client that does no
 
 
 @pytest.mark.parametrize("over_tls", [False, True])
-def test_a_large_answer_that_is_not_read_is_no_copy_in_the_transport(tmp_path, over_tls):
+def test_a_large_unread_response_is_not_copied_into_the_transport(tmp_path, over_tls):
     authority = Authority(tmp_path)
     settings = ClientTls(**authority.server().settings())
     tls = contexts.Reloading("admin", lambda: contexts.for_clients(settings)) if over_tls else None
@@ -678,7 +682,7 @@ def test_a_large_answer_that_is_not_read_is_no_copy_in_the_transport(tmp_path, o
             client = await TlsWire(client.sock).begin(trusted, server_side=False)
         await client.send(ASKS)
         await client.read(1)
-        await asyncio.sleep(0.2)  # the kernel takes what it takes
+        await asyncio.sleep(0.2)  # fill the kernel's buffer
         (connection,) = admin._idle
         assert connection.untaken == len(LARGE)
         assert connection.transport.get_write_buffer_size() < 2 << 20
@@ -691,7 +695,7 @@ def test_a_large_answer_that_is_not_read_is_no_copy_in_the_transport(tmp_path, o
     run(main())
 
 
-def test_of_large_answers_that_are_not_read_the_oldest_make_room(monkeypatch):
+def test_the_oldest_large_unread_responses_are_dropped_first(monkeypatch):
     monkeypatch.setattr("kproxy.admin.server.MAX_UNTAKEN", 2 * len(LARGE))
 
     async def whole(client):
@@ -716,9 +720,9 @@ def test_of_large_answers_that_are_not_read_the_oldest_make_room(monkeypatch):
     run(main())
 
 
-def test_strangers_do_not_cut_a_large_answer_that_its_client_takes(monkeypatch):
-    """It counted as silent from its first byte on, all connections that came since were newer, and while all places
-    were taken it had a second for the whole of it."""
+def test_new_connections_do_not_cut_a_large_response_that_its_client_reads(monkeypatch):
+    """Its connection used to count as silent from the first byte on, so any newer one replaced it, and with all slots
+    taken it had one second for the whole response."""
     monkeypatch.setattr("kproxy.admin.connections.FULL_S", 600.0)
     monkeypatch.setattr("kproxy.admin.connections.KEPT_S", 600.0)
 
@@ -734,7 +738,7 @@ def test_strangers_do_not_cut_a_large_answer_that_its_client_takes(monkeypatch):
         others = []
         for _ in range(3):
             ends = connection._patience.when()
-            # The kernel says when there is room for the next piece: short of memory it waits for more to be read.
+            # The kernel accepts the next piece when it has space; short of memory, only after more is read.
             while connection._patience.when() <= ends:
                 await client.read(64 << 10)
                 await asyncio.sleep(0)
@@ -750,10 +754,10 @@ def test_strangers_do_not_cut_a_large_answer_that_its_client_takes(monkeypatch):
     run(main())
 
 
-def test_head_has_the_length_of_a_large_answer_and_no_body():
+def test_a_head_response_has_the_length_of_a_large_body_and_no_body():
     async def main():
         async with serving(lambda _: (b"x" * (1 << 20), "text/plain")) as client:
-            for _ in range(2):  # what stands behind it is an answer again
+            for _ in range(2):  # the next response on the connection parses
                 async with client.head("/metrics") as answer:
                     assert (answer.status, answer.headers["Content-Length"]) == (200, "1048576")
                     assert await answer.read() == b""

@@ -1,4 +1,4 @@
-"""The miniature coordinator: before a real client through kproxy, and its states one by one."""
+"""The demo's group coordinator: with real clients through kproxy, and state by state."""
 
 import asyncio
 
@@ -32,30 +32,30 @@ from tests.demo.test_cluster import produce, proxied, until
 SETTINGS = {"log_level": 0, "session.timeout.ms": 60_000, "heartbeat.interval.ms": 200, "auto.offset.reset": "earliest"}
 
 
-def polled_until(condition, *consumers):
+def poll_until(condition, *consumers):
     """Poll all in turn: a member that does not poll holds the rebalance up."""
     found = []
-    while not condition(found):  # the test's own timeout ends it
+    while not condition(found):  # bounded by the test's timeout
         found += [message for each in consumers if (message := each.poll(0.05)) is not None and not message.error()]
     return found
 
 
-def test_real_consumers_share_out_a_topic_and_take_over_from_each_other():
+def test_real_consumers_share_a_topic_and_take_over_from_each_other():
     def work(bootstrap):
         settings = {"bootstrap.servers": bootstrap, "group.id": "g", "enable.auto.commit": False, **SETTINGS}
         produce(bootstrap, "t", [b"%d" % index for index in range(30)])
         first, second = (Consumer(settings | {"client.id": name}) for name in ("first", "second"))
         first.subscribe(["t"])
-        read = polled_until(lambda found: len(found) == 30, first)
+        read = poll_until(lambda found: len(found) == 30, first)
         assert len(first.assignment()) == 3
         for message in read:
             first.commit(message, asynchronous=False)
         second.subscribe(["t"])
-        polled_until(lambda _: {len(first.assignment()), len(second.assignment())} == {1, 2}, first, second)
+        poll_until(lambda _: {len(first.assignment()), len(second.assignment())} == {1, 2}, first, second)
         parts = {(each.topic, each.partition) for who in (first, second) for each in who.assignment()}
         assert parts == {("t", 0), ("t", 1), ("t", 2)}
         first.close()
-        polled_until(lambda _: len(second.assignment()) == 3, second)
+        poll_until(lambda _: len(second.assignment()) == 3, second)
         committed = second.committed([TopicPartition("t", index) for index in range(3)], timeout=20)
         assert [each.offset for each in committed] == [10, 10, 10]
         second.close()
@@ -66,20 +66,20 @@ def test_real_consumers_share_out_a_topic_and_take_over_from_each_other():
             await asyncio.to_thread(work, bootstrap)
             group = cluster.groups.groups["g"]
             assert (group.state, group.generation) == (State.EMPTY, 4)  # one, two, one again, none
-            (told,) = await _told(server, lambda told: told["state"] == "Empty")
-            # Nobody is told of a generation without members.
-            assert (told["group"], told["generation"], told["strategy"]) == ("g", 3, "range")
+            (listed,) = await _listed_groups(server, lambda listed: listed["state"] == "Empty")
+            # No response carries the generation without members.
+            assert (listed["group"], listed["generation"], listed["strategy"]) == ("g", 3, "range")
 
     asyncio.run(main())
 
 
-async def _told(server, complete):
-    """What kproxy knows of groups, once it has heard of the last answers."""
+async def _listed_groups(server, complete):
+    """Return kproxy's groups once it has read the last responses."""
     async with asyncio.timeout(20):
         while True:
-            told = [each async for each in _rows(server)]
-            if told and complete(told[0]):
-                return told
+            listed = [each async for each in _rows(server)]
+            if listed and complete(listed[0]):
+                return listed
             await asyncio.sleep(0.1)
 
 
@@ -89,7 +89,7 @@ async def _rows(server):
             yield row
 
 
-def test_our_members_share_out_what_they_consume_and_go_on_after_each_other():
+def test_demo_members_share_partitions_and_continue_from_each_others_offsets():
     async def main():
         cluster = Cluster(topics={"t": 4})
         async with proxied(cluster) as (bootstrap, _), asyncio.timeout(60):
@@ -109,7 +109,7 @@ def test_our_members_share_out_what_they_consume_and_go_on_after_each_other():
             second = member("second", {JOIN_GROUP: 3, OFFSET_FETCH: 7, OFFSET_COMMIT: 6, LEAVE_GROUP: 1})  # an old one
             await until(lambda: len(owned["first"][0]) == 2 and "second" in owned)
             assert sorted(owned["first"][0] + owned["second"][0]) == [0, 1, 2, 3]
-            assert owned["second"][1] == dict.fromkeys(owned["second"][0], 7), "it goes on where the first had come"
+            assert owned["second"][1] == dict.fromkeys(owned["second"][0], 7), "it continues at the first one's offsets"
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
             await until(lambda: owned["second"][0] == [0, 1, 2, 3])
@@ -124,8 +124,8 @@ def test_our_members_share_out_what_they_consume_and_go_on_after_each_other():
 
 
 def join_body(member="", group="g", protocols=("range",), **more):
-    told = [{"name": name, "metadata": b"m"} for name in protocols]
-    body = {"groupId": group, "memberId": member, "protocolType": "consumer", "protocols": told}
+    offered = [{"name": name, "metadata": b"m"} for name in protocols]
+    body = {"groupId": group, "memberId": member, "protocolType": "consumer", "protocols": offered}
     return body | {"sessionTimeoutMs": 10_000, "rebalanceTimeoutMs": 10_000, "groupInstanceId": None} | more
 
 
@@ -134,21 +134,21 @@ def of(member, generation, **more):
 
 
 class Play:
-    """Members that know their ids and what they were told last."""
+    """A coordinator, and the steps of its members."""
 
     def __init__(self, **more):
         self.groups = Groups(lambda topic, index: (topic, index) == ("t", 0), first_delay_s=0, **more)
 
     async def enter(self, **more):
-        """A new member: its id, and its wait for the rebalance."""
+        """Add a member; return its id and its pending JoinGroup."""
         given = await self.groups.join(9, join_body(**more), "c")
         assert given["errorCode"] == MEMBER_ID_REQUIRED
         joining = asyncio.create_task(self.groups.join(9, join_body(given["memberId"], **more), "c"))
-        await asyncio.sleep(0)  # it has asked
+        await asyncio.sleep(0)  # its request is sent
         return given["memberId"], joining
 
     async def stable(self):
-        """A group of one, who leads."""
+        """Bring a group of one member, its leader, to Stable; return (member id, generation)."""
         member, joining = await self.enter()
         joined = await joining
         assert joined["leader"] == member and [each["memberId"] for each in joined["members"]] == [member]
@@ -168,7 +168,7 @@ def play(scene):
     asyncio.run(main())
 
 
-def test_a_rebalance_asks_the_members_back_and_waits_for_the_leaders_word():
+def test_a_rebalance_recalls_the_members_and_waits_for_the_leaders_assignment():
     async def scene(it):
         first, generation = await it.stable()
         assert it.groups.heartbeat(of(first, generation)) == {"errorCode": 0}
@@ -179,14 +179,14 @@ def test_a_rebalance_asks_the_members_back_and_waits_for_the_leaders_word():
         assert not joining.done()
         again = await it.groups.join(9, join_body(first), "c")
         assert again["generationId"] == generation + 1 and len(again["members"]) == 2
-        assert (await joining)["members"] == []  # only the leader is told of all
+        assert (await joining)["members"] == []  # only the leader gets the member list
         waiting = asyncio.create_task(it.groups.sync(of(second, generation + 1, assignments=[])))
         await asyncio.sleep(0)
         assert not waiting.done() and it.groups.groups["g"].state is State.COMPLETING
-        said = [{"memberId": second, "assignment": b"b"}, {"memberId": "stranger", "assignment": b"x"}]
-        await it.groups.sync(of(first, generation + 1, assignments=said))
+        assignments = [{"memberId": second, "assignment": b"b"}, {"memberId": "stranger", "assignment": b"x"}]
+        await it.groups.sync(of(first, generation + 1, assignments=assignments))
         assert (await waiting)["assignment"] == b"b"
-        # A member that asks again without news is told the same; the leader's asking is a rebalance.
+        # A follower that joins again unchanged gets the same generation; a leader that does starts a rebalance.
         assert (await it.groups.join(9, join_body(second), "c"))["generationId"] == generation + 1
         assert it.groups.groups["g"].state is State.STABLE
         left = it.groups.leave({"groupId": "g", "members": [{"memberId": second}, {"memberId": "stranger"}]})
@@ -196,7 +196,7 @@ def test_a_rebalance_asks_the_members_back_and_waits_for_the_leaders_word():
     play(scene)
 
 
-def test_who_is_silent_or_does_not_come_back_is_out():
+def test_members_that_are_silent_or_do_not_rejoin_are_removed():
     async def scene(it):
         first, generation = await it.stable()
         slow = {"sessionTimeoutMs": 500, "rebalanceTimeoutMs": 500}
@@ -208,14 +208,14 @@ def test_who_is_silent_or_does_not_come_back_is_out():
         assert (await joining)["generationId"] == generation + 1
         await until(lambda: len(group.members) == 1)  # the second one never syncs, and sends no heartbeat
         assert group.state is State.PREPARING
-        await until(lambda: not group.members)  # the first one does not come back in time
+        await until(lambda: not group.members)  # the first one does not rejoin in time
         assert (group.state, group.generation) == (State.EMPTY, generation + 2)
         assert it.groups.heartbeat(of(first, generation + 2)) == {"errorCode": UNKNOWN_MEMBER_ID}
 
     play(scene)
 
 
-def test_what_is_wrong_is_refused_by_its_name():
+def test_invalid_requests_get_their_specific_error_codes():
     async def scene(it):
         member, generation = await it.stable()
         for body, error in (
@@ -235,13 +235,13 @@ def test_what_is_wrong_is_refused_by_its_name():
         ]
 
         def commit(who, generation):
-            said = {"groupId": "g", "memberId": who, "generationIdOrMemberEpoch": generation}
-            answer = it.groups.commit(said | {"topics": [{"name": "t", "partitions": parts}]})
+            head = {"groupId": "g", "memberId": who, "generationIdOrMemberEpoch": generation}
+            answer = it.groups.commit(head | {"topics": [{"name": "t", "partitions": parts}]})
             return [part["errorCode"] for part in answer["topics"][0]["partitions"]]
 
         assert commit(member, generation) == [0, OFFSET_METADATA_TOO_LARGE, UNKNOWN_TOPIC_OR_PARTITION]
         assert commit(member, generation + 1) == [ILLEGAL_GENERATION] * 3
-        assert commit("", -1) == [UNKNOWN_MEMBER_ID] * 3  # who is in no group may commit where there is nobody
+        assert commit("", -1) == [UNKNOWN_MEMBER_ID] * 3  # a commit without membership needs an empty group
         asked = it.groups.fetch({"groupId": "g", "topics": None})
         assert [part["committedOffset"] for part in asked["topics"][0]["partitions"]] == [5]
 
@@ -254,7 +254,7 @@ def test_groups_and_members_are_bounded(monkeypatch):
     async def scene(it):
         entered = [await it.enter() for _ in range(3)]
         assert (await it.groups.join(9, join_body(), "c"))["errorCode"] == GROUP_MAX_SIZE_REACHED
-        for number in range(2 * MAX_GROUPS):  # of those that are empty, the oldest makes room
+        for number in range(2 * MAX_GROUPS):  # the oldest empty group is evicted
             it.groups.commit({"groupId": f"g{number}", "topics": [{"name": "t", "partitions": []}]})
         assert len(it.groups.groups) == MAX_GROUPS and "g" in it.groups.groups
         for _, joining in entered:
@@ -264,7 +264,7 @@ def test_groups_and_members_are_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize("key", [8, 9, 11, 12, 13, 14])
-def test_another_broker_says_who_does_not_coordinate(key):
+def test_a_broker_that_is_not_the_coordinator_answers_not_coordinator(key):
     async def main():
         cluster = Cluster(topics={"t": 1})
         stranger = next(each for each in cluster.brokers.values() if each is not cluster.coordinator("g"))

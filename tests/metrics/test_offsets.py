@@ -1,6 +1,6 @@
-"""Lag equal to that of kafka-consumer-groups, or said to be unknown: what raises, lowers and ends both of its offsets.
+"""Lag equals that of kafka-consumer-groups or is reported as unknown: raising, lowering and removing its two offsets.
 
-Each case is a conversation that a broker and its clients could have; time is a number that the test gives.
+Each case is a realistic exchange between clients and a broker; the test sets the clock.
 """
 
 from uuid import UUID
@@ -46,7 +46,7 @@ ORDERS, CLICKS = ("orders", 0), ("clicks", 0)
 
 @pytest.fixture(params=["metrics", "recorded"])
 def cluster(request):
-    """Bodies are read for metrics alone, or also for tables."""
+    """A cluster whose bodies are read for metrics only, or for tables too."""
     cluster = Cluster()
     cluster.interest = Interest(detail=TOPICS, details=request.param == "recorded")
     return cluster
@@ -106,7 +106,7 @@ def fetch_offsets(consumer, group, offsets, version=8, errors=(), meanwhile=None
 
 
 def fetch(consumer, partition, offset, high_watermark, *, epoch=-1, rack="", replica=-1, error=0, **read):
-    """One Fetch, with what the helper of `test_lag` leaves out: epochs, racks and replicas, and answers read slowly."""
+    """One Fetch, with the fields that the helper of `test_lag` omits: epochs, racks, replicas, and slow responses."""
     topic, number = partition
     replicas = {"replicaId": replica} if consumer.version < 15 else {"replicaState": {"replicaId": replica}}
     asked = {"partition": number, "fetchOffset": offset, "currentLeaderEpoch": epoch}
@@ -160,7 +160,7 @@ def name_topics(consumer, names):
 
 
 @pytest.mark.parametrize("version", [3, 7, 9, 13])
-def test_a_group_whose_consumers_stopped_falls_behind_what_is_produced(cluster, version):
+def test_the_lag_of_a_group_without_consumers_grows_with_each_produce(cluster, version):
     member, producer = cluster.consumer(version=12 if version < 13 else 13), cluster.consumer("producer")
     name_topics(producer, IDS)
     member.fetch({ORDERS: 90}, {ORDERS: (100, None)})
@@ -170,16 +170,16 @@ def test_a_group_whose_consumers_stopped_falls_behind_what_is_produced(cluster, 
     produce(producer, ORDERS, 500, 100, version)
     cluster.now_ns += 62 * S
     assert records(cluster) == {("behind", "orders"): 510, ("atend", "orders"): 500}
-    produce(producer, ORDERS, 1, -1, version, error=7)  # refused: the log is as it was
-    produce(producer, ORDERS, 500, 100, version)  # an idempotent producer's second attempt
+    produce(producer, ORDERS, 1, -1, version, error=7)  # refused: the log is unchanged
+    produce(producer, ORDERS, 500, 100, version)  # an idempotent producer's retry
     assert records(cluster) == {("behind", "orders"): 510, ("atend", "orders"): 500}
     cluster.now_ns += 30 * S
     seconds = cluster.lags("group")["atend", "orders"][1]
-    assert seconds == pytest.approx(92, abs=1)  # the records were not there before they were produced
+    assert seconds == pytest.approx(92, abs=1)  # the age counts from the produce
 
 
-def test_the_end_is_known_from_producers_alone(cluster):
-    """One partition is paused, or its member is gone; only the other is fetched."""
+def test_produce_responses_alone_are_enough_for_the_log_end(cluster):
+    """One partition is paused or its member has left; only the other is fetched."""
     producer, member = cluster.consumer("producer"), cluster.consumer()
     produce(producer, ORDERS, 1000, 0)
     member.fetch({("orders", 1): 1000}, {("orders", 1): (1000, None)})
@@ -188,14 +188,14 @@ def test_the_end_is_known_from_producers_alone(cluster):
     assert cluster.lags("group") == {("billing", "orders"): (999, 5.0)}
 
 
-def test_the_end_is_known_from_list_offsets_of_the_latest(cluster):
+def test_list_offsets_of_the_latest_timestamp_sets_the_log_end(cluster):
     member, tool = cluster.consumer(), cluster.consumer("tool")
     member.commit("billing", {ORDERS: 40})
     assert records(cluster) == {} and unknown(cluster) == {("billing", "orders"): 1}
     list_offsets(tool, ORDERS, 7, timestamp=-2)  # the earliest
     list_offsets(tool, ORDERS, 90, isolation=1)  # the last stable offset
     for replica in (0, 3):
-        list_offsets(tool, ORDERS, 91, replica=replica)  # what a follower has to copy
+        list_offsets(tool, ORDERS, 91, replica=replica)  # sent by a follower
     list_offsets(tool, ORDERS, 92, error=6)
     assert records(cluster) == {} and unknown(cluster) == {("billing", "orders"): 1}
     list_offsets(tool, ORDERS, 100)
@@ -214,14 +214,14 @@ def test_a_follower_never_lowers_the_end(cluster):
     assert cluster.lags("group") == {("billing", "orders"): (100, 30.0)}
 
 
-def test_an_end_that_only_followers_told_is_not_known(cluster):
+def test_a_log_end_reported_by_followers_only_leaves_lag_unknown(cluster):
     near, member = cluster.consumer("near"), cluster.consumer()
     fetch(near, ORDERS, 880, 900, rack="b")
     member.commit("billing", {ORDERS: 850})
     lags = cluster.metrics.cluster("default").lags
     assert not records(cluster) and not records(cluster, "client_id") and not lags.ends(cluster.now_ns)
     assert unknown(cluster) == {("billing", "orders"): 1}
-    list_offsets(member, ORDERS, 890)  # the leader's, of before
+    list_offsets(member, ORDERS, 890)  # an earlier value from the leader
     assert records(cluster) == {("billing", "orders"): 50} and not unknown(cluster)
     assert lags.ends(cluster.now_ns) == {ORDERS: 900}
 
@@ -230,9 +230,9 @@ def test_only_a_newer_leader_epoch_lowers_the_end(cluster):
     member, near = cluster.consumer(), cluster.consumer("near")
     member.commit("billing", {ORDERS: 900})
     fetch(member, ORDERS, 900, 1000, epoch=5)
-    fetch(member, ORDERS, 900, 950, epoch=5)  # answers of several connections come in any order
+    fetch(member, ORDERS, 900, 950, epoch=5)  # responses on several connections arrive in any order
     assert records(cluster) == {("billing", "orders"): 100}
-    fetch(near, ORDERS, 880, 880, epoch=6, rack="b")  # a follower in the new epoch, which has yet to learn
+    fetch(near, ORDERS, 880, 880, epoch=6, rack="b")  # a follower in the new epoch that has not caught up
     assert records(cluster) == {("billing", "orders"): 100}
     fetch(member, ORDERS, 900, 940, epoch=6)  # truncated: an unclean election
     assert records(cluster) == {("billing", "orders"): 40}
@@ -241,7 +241,7 @@ def test_only_a_newer_leader_epoch_lowers_the_end(cluster):
 
 
 def test_a_former_leader_does_not_raise_the_end_that_its_successor_lowered(cluster):
-    """An unclean election: it is cut off from the others, and answers clients that do not know of the new leader."""
+    """After an unclean election the isolated former leader still answers clients with old metadata."""
     member, late = cluster.consumer(), cluster.consumer("late")
     member.commit("billing", {ORDERS: 900})
     fetch(member, ORDERS, 900, 1000, epoch=5)
@@ -253,12 +253,14 @@ def test_a_former_leader_does_not_raise_the_end_that_its_successor_lowered(clust
     fetch(member, ORDERS, 900, 950, epoch=6)
     assert records(cluster) == {("billing", "orders"): 50}
     cluster.now_ns += 2 * S
-    fetch(late, ORDERS, 900, 960, epoch=5)  # it cannot be that one any more: a topic whose epochs began again
+    fetch(
+        late, ORDERS, 900, 960, epoch=5
+    )  # too late for a former leader: the topic was re-created and its epochs restarted
     assert records(cluster) == {("billing", "orders"): 60}
 
 
 @pytest.mark.parametrize("by_asking", [True, False])
-def test_the_age_of_a_record_is_not_that_of_one_that_was_truncated(cluster, by_asking):
+def test_a_record_does_not_get_the_age_of_a_truncated_one(cluster, by_asking):
     member = cluster.consumer()
     lags = cluster.metrics.cluster("default").lags
     fetch(member, ORDERS, 950, 1000, epoch=5, records=batch(950, 1, cluster.now_ns // 10**6 - 600_000))
@@ -277,7 +279,7 @@ def test_the_age_of_a_record_is_not_that_of_one_that_was_truncated(cluster, by_a
     assert 4.9 < found.seconds < 67
 
 
-def test_an_answer_that_is_read_slowly_says_nothing_of_the_topic_that_was_created_meanwhile(cluster):
+def test_a_slow_response_does_not_count_for_a_topic_re_created_meanwhile(cluster):
     member, admin = cluster.consumer(), cluster.consumer("admin")
     fetch(member, ORDERS, 0, 1000)
     member.commit("billing", {ORDERS: 900})
@@ -297,7 +299,7 @@ def test_an_answer_that_is_read_slowly_says_nothing_of_the_topic_that_was_create
 
 
 def together(*clusters):
-    """What the parent of several workers knows, whoever sends first."""
+    """Return the parent's merged state and log end; the order in which workers report makes no difference."""
     found = []
     for order in (clusters, clusters[::-1]):
         shared = Shared(Metrics())
@@ -310,15 +312,15 @@ def together(*clusters):
 
 
 def two_workers():
-    """Each with a consumer, at the same time."""
+    """Two workers with one consumer each and equal clocks."""
     one, other = Cluster(), Cluster()
     one.now_ns = other.now_ns = max(one.now_ns, other.now_ns)
     return (one, one.consumer()), (other, other.consumer())
 
 
 @pytest.mark.parametrize("epoch", [-1, 5])
-def test_what_one_worker_knows_of_a_truncation_counts_for_all(epoch):
-    """The other has only produced, or has fetched from the leader before."""
+def test_a_truncation_seen_by_one_worker_counts_for_all(epoch):
+    """The other worker saw only a produce, or an earlier fetch from the leader."""
     (one, member), (other, producer) = two_workers()
     fetch(member, ORDERS, 900, 1000, epoch=5)
     produce(producer, ORDERS, 10, 990)
@@ -332,19 +334,19 @@ def test_what_one_worker_knows_of_a_truncation_counts_for_all(epoch):
     assert together(one, other)[1] == 1050
 
 
-def test_a_newer_epoch_of_one_worker_does_not_hide_what_another_has_seen_since():
+def test_a_newer_epoch_at_one_worker_does_not_hide_later_growth_seen_by_another():
     (one, member), (other, producer) = two_workers()
     fetch(producer, ORDERS, 900, 900, epoch=5)
     one.now_ns += S
-    fetch(member, ORDERS, 900, 900, epoch=6)  # elected, and nothing lost
+    fetch(member, ORDERS, 900, 900, epoch=6)  # a new leader, no records lost
     other.now_ns = one.now_ns + S
     produce(producer, ORDERS, 10, 900)
     assert together(one, other)[1] == 910
 
 
 @pytest.mark.parametrize("epoch", [-1, 0, 5])
-def test_a_leader_that_is_asked_lowers_the_end_that_workers_know(epoch):
-    """As of a topic that was deleted and created again elsewhere."""
+def test_the_leaders_answer_to_kproxy_lowers_the_log_end_of_all_workers(epoch):
+    """For example, a topic was deleted and re-created past kproxy."""
     (one, member), (other, producer) = two_workers()
     fetch(member, ORDERS, 900, 1000, epoch=epoch)
     produce(producer, ORDERS, 10, 990)
@@ -354,17 +356,17 @@ def test_a_leader_that_is_asked_lowers_the_end_that_workers_know(epoch):
     lags.told_ends({ORDERS: (5, 0)}, asked_ns, asked_ns + S)
     shared.told("default", lags, asked_ns)
     assert shared.lags("default").logs[ORDERS].high_watermark == 5
-    for each in (one, other):  # what they knew before comes once more, as with other news of the log
+    for each in (one, other):  # workers repeat their old log end with the next change of the log
         shared.take(id(each), published(Published(each.metrics)))
     assert shared.lags("default").logs[ORDERS].high_watermark == 5
     other.now_ns = asked_ns + 2 * S
-    produce(producer, ORDERS, 10, 995)  # it has grown past what they knew
+    produce(producer, ORDERS, 10, 995)  # grown past the old log end
     shared.take(id(other), published(Published(other.metrics)))
     assert shared.lags("default").logs[ORDERS].high_watermark == 1005
 
 
 def spread(shared, *clusters):
-    """What the parent knows to be over goes to its workers, as often as they have news for it."""
+    """Pass the workers' changes to the parent, and the parent's removals back to every worker."""
     for each in clusters:
         shared.take(id(each), published(Published(each.metrics)))
     for _, ended in shared.take_ended():
@@ -374,8 +376,8 @@ def spread(shared, *clusters):
 
 
 @pytest.mark.parametrize("by_asking", [True, False])
-def test_a_worker_is_told_of_a_lower_end_and_learns_from_what_passes_again(by_asking):
-    """Truncated where the other worker sees it, or shorter by a question of kproxy's own."""
+def test_a_worker_receives_a_lowered_log_end_and_follows_the_log_from_there(by_asking):
+    """The end was lowered by a truncation that the other worker saw, or by kproxy's own request."""
     (one, member), (other, producer) = two_workers()
     fetch(member, ORDERS, 900, 1000, epoch=5)
     produce(producer, ORDERS, 10, 990)
@@ -389,7 +391,7 @@ def test_a_worker_is_told_of_a_lower_end_and_learns_from_what_passes_again(by_as
         fetch(member, ORDERS, 900, 400, epoch=6)
     spread(shared, one, other)
     one.now_ns = other.now_ns = one.now_ns + 3 * S
-    produce(producer, ORDERS, 10, 400)  # far from what it knew
+    produce(producer, ORDERS, 10, 400)  # far below its old log end
     spread(shared, one, other)
     assert shared.lags("default").logs[ORDERS].high_watermark == 410
     one.now_ns += S
@@ -398,7 +400,7 @@ def test_a_worker_is_told_of_a_lower_end_and_learns_from_what_passes_again(by_as
     assert shared.lags("default").logs[ORDERS].high_watermark == 420
 
 
-def test_a_worker_that_has_no_news_of_a_log_is_told_too_that_kproxy_asked_for_a_lower_end(monkeypatch):
+def test_a_worker_without_changes_of_a_log_also_receives_the_lower_end_that_kproxy_requested(monkeypatch):
     (one, member), _ = two_workers()
     monkeypatch.setattr(type(one.metrics), "now_ns", lambda _: one.now_ns)
     published_by, shared = Published(one.metrics), Shared(Metrics())
@@ -430,7 +432,7 @@ def test_an_end_that_has_risen_since_is_not_lowered():
 
 @pytest.mark.parametrize("broker", [0, 2])
 @pytest.mark.parametrize("version", [12, 13, 15, 17])
-def test_replication_is_no_consumer_but_knows_the_end(cluster, version, broker):
+def test_a_replica_fetcher_sets_the_log_end_but_is_no_consumer(cluster, version, broker):
     replica, member = cluster.consumer("broker-2-fetcher-0", version=version), cluster.consumer()
     name_topics(replica, IDS)
     fetch(replica, ORDERS, 100, 100, replica=broker)
@@ -456,7 +458,7 @@ def test_a_commit_that_is_refused_in_part_counts_for_the_rest(cluster, version):
 
 
 @pytest.mark.parametrize("version", [1, 5, 7, 8, 9])
-def test_offset_fetch_says_what_a_group_has_committed(cluster, version):
+def test_offset_fetch_responses_set_the_committed_offsets(cluster, version):
     member = cluster.consumer()
     member.fetch({ORDERS: 50, ("orders", 1): 10}, {ORDERS: (100, None), ("orders", 1): (10, None)})
     fetch_offsets(member, "billing", {ORDERS: 40, ("orders", 1): 10}, version)
@@ -470,8 +472,8 @@ def test_offset_fetch_says_what_a_group_has_committed(cluster, version):
 
 
 @pytest.mark.parametrize("version", [5, 8])
-def test_offsets_that_were_asked_for_before_a_commit_do_not_replace_it(cluster, version):
-    """As of a tool whose connection is slow: the coordinator may have read them before."""
+def test_offsets_requested_before_a_commit_do_not_replace_it(cluster, version):
+    """On a tool's slow connection the coordinator may have read the offsets before the commit."""
     member, tool = cluster.consumer(), cluster.consumer("tool")
     fetch(member, ORDERS, 0, 1000)
     member.commit("billing", {ORDERS: 10})
@@ -512,7 +514,7 @@ def test_0_is_an_offset_and_an_end(cluster):
 
 @pytest.mark.parametrize("version", [2, 8, 10])
 def test_a_group_that_commits_minus_one_has_no_offset(version):
-    """Kafka accepts it, and its tool shows `-` for offset and lag. Another worker knew what was committed before."""
+    """Kafka accepts it, and its tool shows `-` for offset and lag. Another worker saw the earlier commit."""
     (one, member), (other, second) = two_workers()
     for each in (member, second):
         name_topics(each, IDS)
@@ -548,13 +550,13 @@ def end_transaction(consumer, version, *, commits, transaction="shop-1", error=0
 
 @pytest.mark.parametrize("version", [0, 3, 5])
 def test_offsets_of_a_transaction_count_once_it_is_committed(cluster, version):
-    """A producer of offsets, and the same one's EndTxn on another connection."""
+    """TxnOffsetCommit and EndTxn of one producer arrive on different connections."""
     producer, coordinator = cluster.consumer(), cluster.consumer()
     for topic, end in ((ORDERS, 100), (CLICKS, 50)):
         fetch(producer, topic, 0, end)
     commit_in_transaction(producer, version, {ORDERS: 10, CLICKS: 20})
     assert records(cluster) == {}
-    end_transaction(coordinator, version, commits=True, error=51)  # CONCURRENT_TRANSACTIONS: it is asked again
+    end_transaction(coordinator, version, commits=True, error=51)  # CONCURRENT_TRANSACTIONS: the client retries
     assert records(cluster) == {}
     end_transaction(coordinator, version, commits=True)
     assert records(cluster) == {("shop", "orders"): 90, ("shop", "clicks"): 30}
@@ -567,15 +569,15 @@ def test_offsets_of_a_transaction_count_once_it_is_committed(cluster, version):
     end_transaction(coordinator, version, commits=True)
     assert records(cluster) == {("shop", "orders"): 50, ("shop", "clicks"): 30}
     assert unknown(cluster) == {}
-    commit_in_transaction(producer, version, {ORDERS: 70})  # its producer dies, and begins anew
+    commit_in_transaction(producer, version, {ORDERS: 70})  # the producer dies and starts again
     asked = {"transactionalId": "shop-1", "transactionTimeoutMs": 1000, "producerId": -1, "producerEpoch": -1}
     coordinator.ask(INIT_PRODUCER_ID, min(version, 4), asked, {"errorCode": 0, "producerId": 7, "producerEpoch": 1})
     end_transaction(coordinator, version, commits=True)
     assert records(cluster) == {("shop", "orders"): 50, ("shop", "clicks"): 30}
 
 
-def test_an_offset_that_was_committed_behind_that_of_a_transaction_stays(cluster):
-    """A coordinator keeps what it has written last, in whatever order transactions end."""
+def test_a_commit_after_a_transactional_one_outlasts_the_end_of_the_transaction(cluster):
+    """A coordinator keeps the offset it wrote last, in any order of EndTxn."""
     member = cluster.consumer()
     lags = cluster.metrics.cluster("default").lags
     fetch(member, ORDERS, 0, 100)
@@ -595,7 +597,7 @@ def test_an_offset_that_was_committed_behind_that_of_a_transaction_stays(cluster
     assert records(cluster) == {("shop", "orders"): 30}
 
 
-def test_what_was_deleted_in_the_meantime_is_not_committed_by_a_transaction(cluster):
+def test_a_transaction_does_not_restore_offsets_deleted_before_its_end(cluster):
     member = cluster.consumer()
     for topic in (ORDERS, CLICKS):
         fetch(member, topic, 0, 100)
@@ -635,8 +637,8 @@ def test_offsets_of_transactions_that_never_end_are_bounded(cluster, monkeypatch
     assert records(cluster) == {("shop", "orders"): 91}
 
 
-def test_a_group_that_hangs_falls_behind_for_hours():
-    """Alive, it commits nothing; another group goes on."""
+def test_the_lag_of_a_hanging_group_grows_for_hours():
+    """Its members are alive but commit nothing, while the log end keeps rising."""
     lags = lag.Lags(Topics())
     log = lags.logs[ORDERS] = log_end.Log()
     lags.committed["stuck", ORDERS] = offsets.Position(100, 1, 1 * S)
@@ -646,8 +648,8 @@ def test_a_group_that_hangs_falls_behind_for_hours():
         assert [(group, topic, each.records) for group, topic, each in found] == [("stuck", "orders", second)]
 
 
-def test_how_long_a_group_hangs_is_known_however_often_the_log_has_grown_since():
-    """Nobody fetches, so that only earlier ends of the log say when its first record came that is not committed."""
+def test_the_lag_in_seconds_of_a_hanging_group_stays_accurate_while_the_log_grows():
+    """Without fetches, only earlier log ends date the first uncommitted record."""
     lags = lag.Lags(Topics())
     log = lags.logs[ORDERS] = log_end.Log()
     lags.committed["stuck", ORDERS] = offsets.Position(100, log_end.UNKNOWN, 1 * S)
@@ -658,7 +660,7 @@ def test_how_long_a_group_hangs_is_known_however_often_the_log_has_grown_since()
         assert second - 10 <= found.seconds <= (second - 10) * 1.25 + 10
 
 
-# --- what ends offsets -----------------------------------------------------------------------------------------------
+# --- removal of offsets ----------------------------------------------------------------------------------------------
 
 
 def test_deleted_groups_and_offsets_have_no_lag(cluster):
@@ -680,7 +682,7 @@ def test_deleted_groups_and_offsets_have_no_lag(cluster):
 
 
 @pytest.mark.parametrize("version", [1, 4, 6])
-def test_a_deleted_topic_has_no_lag_nor_has_its_successor_before_a_commit(cluster, version):
+def test_a_deleted_topic_has_no_lag_and_neither_has_its_successor_before_a_commit(cluster, version):
     member, admin = cluster.consumer(), cluster.consumer("admin")
     name_topics(admin, IDS)
     member.fetch({ORDERS: 1000, CLICKS: 5}, {ORDERS: (1000, None), CLICKS: (5, None)})
@@ -699,12 +701,12 @@ def test_a_deleted_topic_has_no_lag_nor_has_its_successor_before_a_commit(cluste
     assert records(cluster) == {("billing", "clicks"): 0}
     assert records(cluster, "client_id")["c", "orders"] == 20
     member.commit("billing", {ORDERS: 3})
-    name_topics(admin, {"orders": UUID(int=77)} | {"orders": IDS["orders"]})  # a broker that has not heard of it yet
+    name_topics(admin, {"orders": UUID(int=77)} | {"orders": IDS["orders"]})  # a broker with old metadata
     assert records(cluster)["billing", "orders"] == 17
 
 
-def test_a_new_topic_id_is_a_topic_that_was_created_again(cluster):
-    """Deleted where kproxy does not see it."""
+def test_a_new_topic_id_means_that_the_topic_was_re_created(cluster):
+    """The deletion bypassed kproxy."""
     member, new = cluster.consumer(version=13), cluster.consumer("new", version=13)
     name_topics(member, IDS)
     member.fetch({ORDERS: 1000}, {ORDERS: (1000, None)})
@@ -712,20 +714,20 @@ def test_a_new_topic_id_is_a_topic_that_was_created_again(cluster):
     cluster.now_ns += 1
     name_topics(new, {"orders": UUID(int=77)})
     assert not records(cluster) and not unknown(cluster)
-    fetch(member, ORDERS, 1000, -1, error=UNKNOWN_TOPIC_ID)  # of the former topic: nothing to the new one
+    fetch(member, ORDERS, 1000, -1, error=UNKNOWN_TOPIC_ID)  # for the old topic id: the new topic is not affected
     produce(new, ORDERS, 7, 0, version=9)
     member.commit("billing", {ORDERS: 2}, 9)
-    name_topics(new, IDS)  # a broker that has not heard of it yet
+    name_topics(new, IDS)  # a broker with old metadata
     fetch(member, ORDERS, 1000, -1, error=UNKNOWN_TOPIC_ID)
     assert records(cluster) == {("billing", "orders"): 5}
 
 
-def test_a_partition_that_its_broker_does_not_know_any_more_is_gone(cluster):
+def test_an_unknown_partition_error_from_the_partitions_own_broker_removes_its_offsets(cluster):
     member, elsewhere = cluster.consumer(), cluster.consumer("elsewhere")
     elsewhere.counting.move("2")
     member.fetch({ORDERS: 1000}, {ORDERS: (1000, None)})
     member.commit("billing", {ORDERS: 900})
-    fetch(elsewhere, ORDERS, 1000, -1, error=UNKNOWN_TOPIC)  # it may not have heard of the topic yet
+    fetch(elsewhere, ORDERS, 1000, -1, error=UNKNOWN_TOPIC)  # another broker: its metadata may be old
     assert records(cluster) == {("billing", "orders"): 100}
     member.commit("asked", {CLICKS: 5})
     cluster.metrics.cluster("default").lags.told_ends({CLICKS: (9, 0)}, cluster.now_ns, cluster.now_ns)
@@ -735,14 +737,14 @@ def test_a_partition_that_its_broker_does_not_know_any_more_is_gone(cluster):
     fetch(member, ORDERS, 1000, -1, error=UNKNOWN_TOPIC)
     assert not records(cluster) and not unknown(cluster)
     lags = cluster.metrics.cluster("default").lags
-    assert "billing" in lags.groups()  # a broker that has just started may know no topic: its coordinator is asked
+    assert "billing" in lags.groups()  # a broker that has just started may know no topic: kproxy asks the coordinator
     lags.told_offsets("billing", {ORDERS: 900}, (), cluster.now_ns + S, lambda _: True)
     lags.told_ends({ORDERS: (1000, 0)}, cluster.now_ns + S, cluster.now_ns + S)
     assert records(cluster) == {("billing", "orders"): 100}
 
 
-def test_offsets_by_id_and_by_name_are_of_one_topic(cluster):
-    """The name of an id is learned later than the offsets."""
+def test_offsets_by_topic_id_and_by_name_belong_to_one_topic(cluster):
+    """The name of the topic id is learned after the offsets."""
     member, admin = cluster.consumer(version=13), cluster.consumer("admin")
     member.fetch({ORDERS: 0}, {ORDERS: (100, None)})
     member.commit("billing", {ORDERS: 5}, 10)
@@ -754,7 +756,7 @@ def test_offsets_by_id_and_by_name_are_of_one_topic(cluster):
     assert not records(cluster)
 
 
-def test_of_offsets_by_id_and_by_name_the_newer_one_and_the_higher_end_count(cluster):
+def test_the_newer_offset_and_the_higher_log_end_count_whether_by_topic_id_or_by_name(cluster):
     member, other = cluster.consumer(version=13), cluster.consumer("other")
     member.fetch({ORDERS: 0}, {ORDERS: (100, None)})
     fetch(other, ORDERS, 0, 90)
@@ -766,8 +768,8 @@ def test_of_offsets_by_id_and_by_name_the_newer_one_and_the_higher_end_count(clu
     assert records(cluster) == {("billing", "orders"): 50}
 
 
-def test_an_offset_by_id_is_behind_the_end_that_is_known_by_name(cluster):
-    """Also where no end is known: a name that is learned makes none up."""
+def test_an_offset_by_topic_id_is_compared_with_the_log_end_by_name(cluster):
+    """Learning the name does not invent a log end for a partition without one."""
     member, other = cluster.consumer(version=13), cluster.consumer("other")
     fetch(other, ORDERS, 0, 100)
     member.commit("billing", {ORDERS: 5, ("orders", 1): 5}, 10)
@@ -779,8 +781,8 @@ def test_an_offset_by_id_is_behind_the_end_that_is_known_by_name(cluster):
 # --- unknown, and bounds ---------------------------------------------------------------------------------------------
 
 
-def test_partitions_without_an_end_are_said_and_the_sum_covers_the_rest(cluster):
-    """A sidecar beside the coordinator, and beside the leader of one of two partitions."""
+def test_partitions_without_a_log_end_are_counted_as_unknown_and_left_out_of_the_sum(cluster):
+    """A sidecar of a broker that is coordinator and leads one of two partitions."""
     cluster.now_ns = cluster.metrics.now_ns()
     member = cluster.consumer()
     member.fetch({ORDERS: 0}, {ORDERS: (500, None)})
@@ -794,14 +796,14 @@ def test_partitions_without_an_end_are_said_and_the_sum_covers_the_rest(cluster)
     assert by_group == {of: 500}
 
 
-def test_what_sidecars_know_adds_up():
-    """One beside the coordinator and the leader of a partition, one beside the leader of the other."""
+def test_ends_and_offsets_of_two_sidecars_give_the_whole_lag():
+    """One broker is coordinator and leads one partition; the other leads the second partition."""
     (one, member), (other, reader) = two_workers()
     member.fetch({ORDERS: 0}, {ORDERS: (500, None)})
     reader.fetch({("orders", 1): 0}, {("orders", 1): (500, None)})
 
     def joined():
-        """As the rules of dashboards/ do."""
+        """Join both as the recording rules in dashboards/ do."""
         known = [each.metrics.cluster("default").lags for each in (one, other)]
         ends, offsets = {}, {}
         for lags in known:
@@ -818,8 +820,8 @@ def test_what_sidecars_know_adds_up():
 
 
 @pytest.mark.parametrize("version", [0, 3, 4])
-def test_a_group_that_only_sends_heartbeats_is_one_to_ask_for(cluster, version):
-    """As after a start of kproxy: consumers connect again, and hanging ones neither join nor commit."""
+def test_kproxy_asks_for_the_offsets_of_a_group_that_only_sends_heartbeats(cluster, version):
+    """After a restart of kproxy consumers reconnect; hanging ones neither join nor commit."""
     member = cluster.consumer()
     member.ask(JOIN_GROUP, 5, {"groupId": "billing", "protocolType": "consumer", "memberId": "m"}, {"memberId": "m"})
     member.ask(HEARTBEAT, version, {"groupId": "billing", "generationId": 3, "memberId": "m"}, {})
@@ -828,8 +830,8 @@ def test_a_group_that_only_sends_heartbeats_is_one_to_ask_for(cluster, version):
     assert sorted(cluster.metrics.cluster("default").lags.groups()) == ["audit", "billing"]
 
 
-def test_at_an_end_that_nobody_confirms_lag_is_unknown_and_behind_it_at_least_what_is_told(cluster):
-    """Others may write past kproxy, which asks nothing."""
+def test_an_unconfirmed_log_end_makes_a_lag_of_0_unknown_and_any_other_a_minimum(cluster):
+    """Other producers may bypass kproxy, and here kproxy asks no broker."""
     member, other = cluster.consumer(), cluster.consumer("another")
     member.fetch({ORDERS: 5, CLICKS: 5}, {ORDERS: (5, None), CLICKS: (9, None)})
     member.commit("billing", {ORDERS: 5, CLICKS: 5})
@@ -843,8 +845,8 @@ def test_at_an_end_that_nobody_confirms_lag_is_unknown_and_behind_it_at_least_wh
     assert records(cluster) == {("billing", "clicks"): 15} and unknown(cluster) == {("billing", "orders"): 1}
 
 
-def test_a_client_beside_an_end_that_nobody_confirms_is_not_said_to_be_at_it(cluster):
-    """It reads one partition and has paused the other, which others may write to past kproxy."""
+def test_a_client_at_an_unconfirmed_log_end_is_not_reported_without_lag(cluster):
+    """It has paused one of two partitions, and other producers may bypass kproxy."""
     member = cluster.consumer("reader")
     member.fetch({ORDERS: 5, ("orders", 1): 5}, {ORDERS: (5, None), ("orders", 1): (5, None)})
     assert cluster.lags() == {("reader", "orders"): (0, 0.0)}
@@ -856,8 +858,8 @@ def test_a_client_beside_an_end_that_nobody_confirms_is_not_said_to_be_at_it(clu
 
 
 @pytest.mark.parametrize("by", ["client_id", "group"])
-def test_an_age_of_0_is_said_where_all_of_it_is_known(monkeypatch, by):
-    """Nor has a client a series of 0 records then: no metric says of how many partitions it is not known."""
+def test_a_lag_of_0_seconds_is_shown_only_if_every_partition_is_known(monkeypatch, by):
+    """A client then has no series of 0 records either: no metric counts its unknown partitions."""
     cluster = Cluster()
     cluster.now_ns = cluster.metrics.now_ns()
     member = cluster.consumer("reader")
@@ -873,7 +875,7 @@ def test_an_age_of_0_is_said_where_all_of_it_is_known(monkeypatch, by):
     assert found.get("kproxy_consumer_lag_records", {}).get(of) == {"client_id": None, "group": 0}[by]
 
 
-def test_of_groups_without_a_name_of_their_own_those_that_may_be_behind_are_the_last(cluster, monkeypatch):
+def test_groups_with_unknown_lag_are_the_last_to_lose_their_series(cluster, monkeypatch):
     member = cluster.consumer()
     member.fetch({ORDERS: 5}, {ORDERS: (5, None)})
     member.commit("at its end", {ORDERS: 5})
@@ -885,8 +887,8 @@ def test_of_groups_without_a_name_of_their_own_those_that_may_be_behind_are_the_
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_partition_that_another_client_took_over_is_no_lag_of_the_former_one(workers):
-    """Instances are added to a group one by one; the former ones go on with what is left to them."""
+def test_a_partition_taken_over_by_another_client_is_no_lag_of_its_former_consumer(workers):
+    """Members join a group one by one; earlier ones continue with their remaining partitions."""
     shared = Shared(Metrics())
     clusters = [Cluster() for _ in range(workers)]
     published_by = [Published(each.metrics) for each in clusters]
@@ -911,7 +913,7 @@ def test_a_partition_that_another_client_took_over_is_no_lag_of_the_former_one(w
     step(first, {ORDERS: 10, one: 10})
     step(first, {ORDERS: 20}, [one])
     step(second, {one: 60}, commits=False)
-    assert shown() == {"a": 50, "b": 0}  # it may have paused it, and b may be of another group
+    assert shown() == {"a": 50, "b": 0}  # a may have paused it, and b may be in another group
     step(second, {one: 70})
     assert shown() == {"a": 0, "b": 0}
     step(third, {one: 90})
@@ -919,13 +921,13 @@ def test_a_partition_that_another_client_took_over_is_no_lag_of_the_former_one(w
     assert shown() == {"a": 0, "b": 0, "c": 0}
     step(first, {ORDERS: 20, one: 95})
     step(third, {CLICKS: 3}, [one])
-    step(first, {ORDERS: 20}, [one], commits=False)  # now it is a that has paused it
+    step(first, {ORDERS: 20}, [one], commits=False)  # now a has paused it
     step(second, {one: 99}, commits=False)
     assert shown()["a"] == 4
 
 
-def test_an_answer_that_a_quota_emptied_confirms_no_end(cluster):
-    """A broker that throttles a Fetch answers without partitions, whatever is new in them."""
+def test_a_throttled_empty_fetch_response_confirms_no_log_end(cluster):
+    """A broker that throttles a Fetch answers without partitions even if they have new records."""
     member = cluster.consumer()
     member.fetch({ORDERS: 5}, {ORDERS: (5, None)}, epoch=0)
     member.commit("billing", {ORDERS: 5})
@@ -937,14 +939,14 @@ def test_an_answer_that_a_quota_emptied_confirms_no_end(cluster):
     member.fetch({}, {ORDERS: (25, None)}, epoch=2)
     assert cluster.lags("group") == {("billing", "orders"): (20, 63.0)}
     cluster.now_ns += S
-    member.fetch({}, {}, epoch=3)  # nothing is new
+    member.fetch({}, {}, epoch=3)  # no new records
     cluster.now_ns += S
     member.fetch({}, {ORDERS: (26, None)}, epoch=4)
     member.commit("billing", {ORDERS: 25})
     assert cluster.lags("group") == {("billing", "orders"): (1, 1.0)}
 
 
-def test_what_falls_out_of_the_bounds_is_counted(cluster, monkeypatch):
+def test_entries_evicted_at_a_limit_are_counted(cluster, monkeypatch):
     for module, name in ((offsets, "MAX_COMMITTED"), (offsets, "MAX_LOGS"), (lag, "MAX_POSITIONS")):
         monkeypatch.setattr(module, name, 10)
     monkeypatch.setattr(offsets, "MAX_REMOVED", 4)
@@ -966,8 +968,8 @@ def test_what_falls_out_of_the_bounds_is_counted(cluster, monkeypatch):
     assert not lags.committed and not lags._groups
 
 
-def test_headers_alone_read_no_more_than_before():
-    """Nothing of lag runs where bodies are not read."""
+def test_without_bodies_nothing_more_is_read_for_lag():
+    """The plans of all APIs that lag depends on read no body."""
     interest = Interest(detail=ERRORS)
     for key, version in (
         (PRODUCE, 9),
@@ -986,7 +988,7 @@ def test_headers_alone_read_no_more_than_before():
 # --- several workers -------------------------------------------------------------------------------------------------
 
 
-def test_what_one_worker_saw_end_has_ended_for_all():
+def test_a_deletion_seen_by_one_worker_counts_for_all():
     first, second = Cluster(), Cluster()
     for cluster in (first, second):
         cluster.now_ns = first.metrics.now_ns()
@@ -1013,7 +1015,7 @@ def test_what_one_worker_saw_end_has_ended_for_all():
         ]
 
 
-def test_a_worker_is_told_of_what_another_saw_end():
+def test_a_worker_learns_of_deletions_that_another_worker_saw():
     (one, member), (other, admin) = two_workers()
     name_topics(member, IDS)
     member.fetch({ORDERS: 0, CLICKS: 0}, {ORDERS: (1000, None), CLICKS: (50, None)})
@@ -1029,24 +1031,24 @@ def test_a_worker_is_told_of_what_another_saw_end():
     known = one.metrics.cluster("default").lags
     assert known.logs.keys() == {CLICKS} and known.committed.keys() == {("kept", CLICKS)}
     one.now_ns = other.now_ns + S
-    fetch(member, ORDERS, 0, 20)  # the topic was created again
+    fetch(member, ORDERS, 0, 20)  # the topic was re-created
     member.commit("kept", {ORDERS: 13})
     one.now_ns += S
-    name_topics(member, {"orders": UUID(int=77)})  # late: what is known of the new topic stays
+    name_topics(member, {"orders": UUID(int=77)})  # late: offsets of the new topic stay
     spread(shared, one, other)
     lags = shared.lags("default")
     assert (lags.logs[ORDERS].high_watermark, lags.committed["kept", ORDERS].offset) == (20, 13)
 
 
-def test_the_time_of_the_last_record_of_an_answer_is_known_and_of_those_before_it_is_not(cluster):
+def test_a_fetch_response_dates_its_last_record_and_none_before_it(cluster):
     written_ms = cluster.now_ns // 10**6 - 30_000
     cluster.consumer().fetch({ORDERS: 900}, {ORDERS: (1000, batch(900, 10, written_ms))})
     log = cluster.metrics.cluster("default").lags.logs[ORDERS]
     assert [log.written_ms(offset) for offset in (900, 909, 910, 911)] == [-1, -1, written_ms, written_ms]
 
 
-def test_a_hundred_groups_that_were_deleted_are_still_asked_for(cluster):
-    """They may have been made again by clients that do not come by here."""
+def test_kproxy_still_asks_for_the_latest_hundred_deleted_groups(cluster):
+    """Clients that bypass kproxy may have re-created them."""
     admin = cluster.consumer()
     for number in range(150):
         cluster.now_ns += S
@@ -1054,7 +1056,7 @@ def test_a_hundred_groups_that_were_deleted_are_still_asked_for(cluster):
     assert set(cluster.metrics.cluster("default").lags.groups()) == {f"g{number}" for number in range(50, 150)}
 
 
-def test_an_answer_to_kproxy_undoes_nothing_that_came_after_its_question(cluster):
+def test_an_answer_to_kproxy_undoes_nothing_newer_than_its_request(cluster):
     member = cluster.consumer()
     fetch(member, ORDERS, 0, 1000)
     member.commit("gone", {ORDERS: 5})
@@ -1068,7 +1070,7 @@ def test_an_answer_to_kproxy_undoes_nothing_that_came_after_its_question(cluster
         lags.told_offsets(group, {}, [ORDERS], asked_ns, lambda _: True)
     assert records(cluster) == {("billing", "orders"): 100}
     later_ns = cluster.now_ns + S
-    lags.told_offsets("billing", {}, [ORDERS], later_ns, lambda _: False)  # of another topic it may be silent
+    lags.told_offsets("billing", {}, [ORDERS], later_ns, lambda _: False)  # the answer may lack a topic with another id
     assert records(cluster) == {("billing", "orders"): 100}
     lags.told_offsets("billing", {ORDERS: 950}, [ORDERS], later_ns, lambda _: True)
     lags.told_offsets("gone", {ORDERS: 20}, [ORDERS], later_ns, lambda _: True)
@@ -1078,8 +1080,8 @@ def test_an_answer_to_kproxy_undoes_nothing_that_came_after_its_question(cluster
 
 
 @pytest.mark.parametrize("by_asking", [True, False])
-def test_offsets_that_were_asked_for_before_a_commit_do_not_replace_that_of_another_worker(by_asking):
-    """Asked by kproxy itself, or by a tool whose worker does not see the commit; whatever is reported first."""
+def test_offsets_requested_before_a_commit_do_not_replace_one_seen_by_another_worker(by_asking):
+    """Requested by kproxy itself, or by a tool at a worker without the commit; reported in any order."""
     (one, member), (other, tool) = two_workers()
     fetch(member, ORDERS, 0, 1000)
     member.commit("billing", {ORDERS: 10})
@@ -1107,7 +1109,7 @@ def test_offsets_that_were_asked_for_before_a_commit_do_not_replace_that_of_anot
         assert shared.lags("default").committed["billing", ORDERS].offset == 900
 
 
-def test_names_of_topics_and_removals_are_kept_where_offsets_fall_out_of_the_bounds(monkeypatch):
+def test_topic_names_and_removals_are_kept_while_offsets_are_evicted(monkeypatch):
     for module, name, most in ((shared_cells, "MAX_LOGS", 4), (shared_cells, "MAX_COMMITTED", 4)):
         monkeypatch.setattr(module, name, most)
     own, cluster = Metrics(), Cluster()
@@ -1120,12 +1122,12 @@ def test_names_of_topics_and_removals_are_kept_where_offsets_fall_out_of_the_bou
         cluster.now_ns += S
         fetch(member, ("orders", number), 0, 10)
         shared.take(1, published(published_by))
-    assert own.cluster("default").lag_evicted["end"] == 24  # of eight, names and removals are two
+    assert own.cluster("default").lag_evicted["end"] == 24  # two of the eight are names and removals
     assert {topic for topic, _ in shared.lags("default").logs} == {"orders"}
     assert ("group", "gone") in shared.lags("default").removed
 
 
-# --- a log by itself, to the nanosecond ------------------------------------------------------------------------------
+# --- one log, to the nanosecond --------------------------------------------------------------------------------------
 
 T = 1_000 * S
 
@@ -1151,23 +1153,23 @@ def state(one):
         (99, {"epoch": 5}, 100, False),
         (99, {"epoch": 6}, 99, True),
         (99, {"epoch": 6, "by_leader": False}, 100, False),
-        (99, {"asked_ns": T}, 99, True),  # nothing has raised it since the question
+        (99, {"asked_ns": T}, 99, True),  # not raised since the request
         (99, {"asked_ns": T - 1}, 100, False),
         (100, {"asked_ns": T - 1}, 100, False),
         (99, {"asked_ns": T - 1, "epoch": 6}, 99, True),
     ],
 )
-def test_an_end_rises_and_is_lowered_by_a_newer_leader_or_an_answer_to_kproxy(offset, more, end, lowered):
+def test_the_log_end_rises_and_only_a_newer_leader_or_an_answer_to_kproxy_lowers_it(offset, more, end, lowered):
     one = log()
     one.read(90, 95, 7, T)
     one.end(offset, T + S, 0, **more)
     assert one.high_watermark == end and (one.lowered_ns > 0) == lowered
-    assert (len(one.marks) == 0) == lowered  # other records have their offsets
+    assert (len(one.marks) == 0) == lowered  # other records now have these offsets
     assert (one.raised_ns == T + S) == (end != 100)
     assert one.reported_ns == (T if end == 100 and offset != 100 else T + S)
 
 
-def test_of_a_log_without_known_epoch_a_lower_end_is_late():
+def test_without_a_known_epoch_a_lower_log_end_is_late():
     one = log(epoch=-1)
     one.end(50, T + S, 0, epoch=0)
     assert one.high_watermark == 100 and one.epoch == 0
@@ -1181,7 +1183,7 @@ def test_of_a_log_without_known_epoch_a_lower_end_is_late():
         (T + 10 * S - 1, -1, 50),  # from before the truncation
         (T + 10 * S, -1, 60),
         (T + 10 * S, 6, 60),
-        (T + 40 * S - 1, 5, 50),  # the former leader does not know yet that it is none
+        (T + 40 * S - 1, 5, 50),  # the former leader has not learned of the election
         (T + 40 * S, 5, 60),
         (T + 10 * S - 1, 6, 50),
     ],
@@ -1196,7 +1198,7 @@ def test_a_higher_end_from_before_a_truncation_is_ignored(now_ns, epoch, end):
 @pytest.mark.parametrize(
     ("offset", "at_ns", "lowered"), [(100, T + S, False), (99, T + S, True), (99, T, True), (99, T - 1, False)]
 )
-def test_another_process_lowers_an_end_that_nothing_has_raised_since(offset, at_ns, lowered):
+def test_another_process_lowers_a_log_end_that_was_not_raised_since(offset, at_ns, lowered):
     one = log()
     one.read(90, 95, 7, T)
     one.lower(offset, at_ns, 4)
@@ -1204,7 +1206,7 @@ def test_another_process_lowers_an_end_that_nothing_has_raised_since(offset, at_
     assert (len(one.marks) == 0) == lowered
 
 
-def test_an_end_is_known_once_a_leader_has_told_it():
+def test_a_log_end_is_known_once_a_leader_reports_it():
     one = Log()
     assert not one.is_led
     one.end(10, T, 0, by_leader=False)
@@ -1212,10 +1214,10 @@ def test_an_end_is_known_once_a_leader_has_told_it():
     one.end(10, T + 1, 0, broker="1")
     assert one.is_led and one.broker == "1"
     one.end(11, T + 2, 0)
-    assert one.broker == "1"  # who does not say who it is does not replace it
+    assert one.broker == "1"  # a report without a broker id does not replace it
 
 
-def test_the_age_of_a_record_is_exact_where_it_was_fetched_alone_else_a_bound():
+def test_the_age_of_a_record_is_exact_if_it_was_fetched_alone_and_otherwise_a_bound():
     one = log(100)
     one.read(40, 41, (T - 9 * S) // 10**6, T)
     one.read(50, 52, (T - 8 * S) // 10**6, T)
@@ -1246,14 +1248,14 @@ def test_the_age_of_a_record_is_exact_where_it_was_fetched_alone_else_a_bound():
         (("topic", "orders"), "billing", True),
     ],
 )
-def test_what_was_reported_until_a_removal_has_ended(removal, group, ended):
+def test_reports_not_later_than_a_removal_are_removed(removal, group, ended):
     assert has_ended({removal: T}, ORDERS, T, group) == ended
     assert not has_ended({removal: T}, ORDERS, T + 1, group)
     assert not has_ended({}, ORDERS, 0, group)
 
 
 @pytest.mark.parametrize(("by_id_ns", "offset"), [(T - 1, 7), (T, 7), (T + 1, 9)])
-def test_of_an_offset_by_id_and_one_by_name_the_later_one_stays_when_the_name_is_known(by_id_ns, offset):
+def test_the_later_of_two_offsets_by_topic_id_and_by_name_stays_once_the_name_is_known(by_id_ns, offset):
     topics, identity = Topics(), UUID(int=5)
     lags = Offsets(topics)
     lags._commit("billing", ORDERS, 7, T, 8)
@@ -1268,14 +1270,14 @@ def test_of_an_offset_by_id_and_one_by_name_the_later_one_stays_when_the_name_is
     assert all(isinstance(position, Position) for position in lags.committed.values())
 
 
-def test_the_clients_that_committed_before_are_known_the_latest_four():
+def test_a_position_keeps_the_latest_four_clients_that_committed_before():
     position = Position(0, 0, 0)
     for client in ("a", "b", "", "c", "a", "d", "e", "f"):
         position = Position(0, 0, 0, client=client).after(position)
     assert (position.client, position.former) == ("f", ("c", "a", "d", "e"))
     merged = Position(0, 0, 0, client="x", former=("e", "x", "y")).after(position)
     assert (merged.client, merged.former) == ("x", ("d", "e", "f", "y"))
-    assert Position(0, 0, 0).after(position) == position  # an answer to a question names no client
+    assert Position(0, 0, 0).after(position) == position  # an answer to kproxy has no client
 
 
 @pytest.mark.parametrize(
@@ -1283,13 +1285,19 @@ def test_the_clients_that_committed_before_are_known_the_latest_four():
     [
         ([(0, 10, 5000)], 5000),
         ([(0, 10, 5000), (12, 20, 9000)], 5000),  # offset 10 is before the second one
-        ([(0, 2, 5000), (2, 4, 5900), (4, 10, 5500)], 5500),  # the last record's, though one before it is newer
-        ([(0, 2, 5000), (2, 10, 3000)], 5000),  # producers' clocks differ: none is older than what was before it
+        (
+            [(0, 2, 5000), (2, 4, 5900), (4, 10, 5500)],
+            5500,
+        ),  # the last record's time, although an earlier record is newer
+        (
+            [(0, 2, 5000), (2, 10, 3000)],
+            5000,
+        ),  # producers' clocks differ: no record counts as older than the one before it
         ([(0, 11, 5000)], -1),
-        ([(0, 10, 2**63 - 1)], 2**63 - 1),  # producers write any time
+        ([(0, 10, 2**63 - 1)], 2**63 - 1),  # producers may set any time
     ],
 )
-def test_a_record_was_written_when_the_last_one_before_it_was(of_all_so_far, written_ms):
+def test_a_record_gets_the_time_of_the_last_record_before_it(of_all_so_far, written_ms):
     one = log()
     for first, following, at_ms in of_all_so_far:
         one.read(first, following, at_ms, T)
@@ -1297,8 +1305,8 @@ def test_a_record_was_written_when_the_last_one_before_it_was(of_all_so_far, wri
     assert one.age_s(10, -1, T, T)[0] in (None, (T - min(T, one.written.latest_ns(10) or T)) / S)
 
 
-def test_what_kproxy_asked_for_counts_when_nothing_was_learned_since_the_question():
-    """A commit of the very same nanosecond is replaced, as one before it."""
+def test_an_answer_to_kproxy_counts_unless_something_newer_than_the_request_was_learned():
+    """A commit in the same nanosecond as the request is replaced, like an earlier one."""
     lags = Offsets(Topics())
     for asked_ns, offset in ((T - 1, 7), (T, 9)):
         lags._commit("billing", ORDERS, 7, T, OFFSET_COMMIT)
@@ -1310,7 +1318,7 @@ def test_what_kproxy_asked_for_counts_when_nothing_was_learned_since_the_questio
         assert (("billing", ORDERS) in lags.committed) == is_there
 
 
-def test_of_what_a_coordinator_wrote_at_one_time_the_last_to_take_effect_counts(cluster):
+def test_the_last_of_several_simultaneous_writes_to_take_effect_counts(cluster):
     member = cluster.consumer()
     fetch(member, ORDERS, 0, 100)
     commit_in_transaction(member, 3, {ORDERS: 10})
@@ -1328,7 +1336,7 @@ def test_transactions_without_an_accepted_offset_are_bounded(cluster, monkeypatc
     assert list(lags._pending) == ["shop-7", "shop-8", "shop-9"] and lags.evicted["committed"] == 0
 
 
-def test_groups_whose_names_were_cut_are_not_asked_for():
+def test_kproxy_does_not_ask_for_groups_with_truncated_names():
     lags = Offsets(Topics())
     for size in (MAX_LABEL - 1, MAX_LABEL, MAX_LABEL + 1):
         lags.note_group("g" * size)
@@ -1339,8 +1347,8 @@ def test_groups_whose_names_were_cut_are_not_asked_for():
     assert list(lags.seen) == ["g" * (MAX_LABEL - 1), "g" * MAX_LABEL]
 
 
-def test_ids_of_topics_are_bounded(monkeypatch):
-    """Of topics, of those that were created again, and of those without a known name: the oldest are forgotten."""
+def test_topic_ids_are_bounded(monkeypatch):
+    """Ids of topics, of re-created topics and of topics without a known name: the oldest are dropped."""
     monkeypatch.setattr(offsets, "MAX_NAMES", 3)
     lags = Offsets(Topics())
     for number in range(5):

@@ -1,4 +1,4 @@
-"""Cells of several processes as one: what a scrape of all shows is what one process would have counted."""
+"""Merged metrics of several processes: a scrape shows the values that one process would have counted."""
 
 import asyncio
 import pickle
@@ -25,7 +25,7 @@ from tests.metrics.test_metrics import PRODUCE, answered_at, busy_metrics, consu
 
 
 def told(published, with_lags=True):
-    """What a worker sends, through a pickle as on its way."""
+    """Return a worker's changes after a pickle round trip, as the parent receives them."""
 
     async def all_of_it():
         return [change async for changes in published.changes(with_lags) for change in changes]
@@ -49,14 +49,14 @@ def produced(metrics, topics, size=1000):
     return connection
 
 
-def test_one_worker_shown_by_its_parent_is_what_it_would_show_itself():
+def test_the_parents_scrape_of_one_worker_equals_the_workers_own():
     own = Metrics()
     worker = busy_metrics()
     own.started_ns, own.clock_offset_ns = worker.started_ns, worker.clock_offset_ns
     own.upstream("default", (), worker.clusters["default"].upstream.state)
-    for name, side in worker.cluster("default").tls.items():  # certificates: every process has loaded them
+    for name, side in worker.cluster("default").tls.items():  # every process has loaded the certificates
         own.cluster("default").tls[name] = TlsSide(tuple(side.results), side.expiries)
-    own.cluster("default").insight = worker.cluster("default").insight  # one process tells the parent of groups
+    own.cluster("default").insight = worker.cluster("default").insight  # one process reports groups to the parent
     shared = Shared(own)
     shared.take(1, told(Published(worker)))
     alone, seen = samples(worker), samples(shared.merged())
@@ -66,7 +66,7 @@ def test_one_worker_shown_by_its_parent_is_what_it_would_show_itself():
     assert len(alone) > 500
 
 
-def test_the_cpu_time_of_a_worker_goes_on_from_that_of_its_predecessor():
+def test_the_cpu_time_of_a_worker_continues_from_its_predecessors():
     shared = Shared(Metrics())
 
     def uses(worker, cpu_ns, memory):
@@ -119,7 +119,7 @@ def test_counters_of_a_removed_cluster_do_not_fall_while_one_worker_still_drains
         shared.take(number, told(published[number]))
     before = counters(shared.merged())
     assert sum(before.values()) > 0
-    last = produced(first, ["topic"])  # since it was last asked
+    last = produced(first, ["topic"])  # since its last report
     last.closed("client_eof")
     del first.clusters["default"]
     shared.take(0, told(published[0]))
@@ -127,23 +127,23 @@ def test_counters_of_a_removed_cluster_do_not_fall_while_one_worker_still_drains
     assert {each: (value, after.get(each)) for each, value in before.items() if after.get(each, 0) < value} == {}
     (requests,) = (each for each in before if each.startswith("kproxy_requests_total"))
     assert after[requests] == before[requests] + 1
-    produced(first, ["topic"])  # it has been added again meanwhile
+    produced(first, ["topic"])  # the cluster was added again
     shared.take(0, told(published[0]))
     assert counters(shared.merged())[requests] == before[requests] + 2
     for number, worker in enumerate(workers):
         del worker.clusters["default"]
         shared.take(number, told(published[number]))
     assert not counters(shared.merged())
-    produced(first, ["topic"])  # what had been counted until then does not come back
+    produced(first, ["topic"])  # the removed counters do not return
     shared.take(0, told(published[0]))
     assert counters(shared.merged())[requests] == 1
 
 
-def test_counters_of_a_cluster_that_is_made_anew_between_two_reports_do_not_fall():
+def test_counters_of_a_cluster_re_created_between_two_reports_do_not_fall():
     shared = Shared(Metrics())
     worker = Metrics()
     published = Published(worker)
-    shared._own.cluster("default")  # the settings have it, or have it again
+    shared._own.cluster("default")  # the settings contain it
     produced(worker, ["topic"])
     shared.take(1, told(published))
     before = counters(shared.merged())
@@ -154,7 +154,7 @@ def test_counters_of_a_cluster_that_is_made_anew_between_two_reports_do_not_fall
     assert counters(shared.merged())[requests] == before[requests] + 1
 
 
-def test_a_cluster_that_the_parent_is_the_last_to_forget_leaves_nothing():
+def test_a_cluster_that_the_parent_removes_last_leaves_nothing():
     own, worker = Metrics(), Metrics()
     shared, published = Shared(own), Published(worker)
     own.cluster("default")
@@ -168,7 +168,7 @@ def test_a_cluster_that_the_parent_is_the_last_to_forget_leaves_nothing():
     assert not shared.merged().clusters
 
 
-def test_only_what_has_changed_is_sent():
+def test_only_changes_are_sent():
     metrics = busy_metrics()
     published = Published(metrics)
     assert len(told(published)) >= 20
@@ -182,7 +182,7 @@ def test_only_what_has_changed_is_sent():
     assert len(kinds) <= 4
 
 
-def test_topics_of_all_workers_have_one_limit_and_no_count_goes_back():
+def test_topics_of_all_workers_share_one_limit_and_no_counter_falls():
     shared = Shared(Metrics())
     first, second = Metrics(), Metrics()
     of_first, of_second = Published(first), Published(second)
@@ -202,7 +202,7 @@ def test_topics_of_all_workers_have_one_limit_and_no_count_goes_back():
     assert other == 100 * 500
     produced(second, ["second-7"], size=10_000)
     shared.take(2, told(of_second))
-    shared.gone(1)  # its topics stay: a replacement will meet them again
+    shared.gone(1)  # its topics stay: a replacement will see them again
     after = topics()
     assert sum(after.values()) == sum(before.values()) + 10_000
     assert all(after.get(each, 0) >= value for each, value in before.items())
@@ -213,9 +213,9 @@ def test_topics_of_all_workers_have_one_limit_and_no_count_goes_back():
     assert topics()[name] == 2000
 
 
-def test_topics_of_a_worker_that_is_gone_are_forgotten_when_nobody_names_them():
+def test_topics_of_an_ended_worker_expire_when_no_other_reports_them():
     own = Metrics()
-    own.cluster("default")  # as the settings have it
+    own.cluster("default")  # the settings contain it
     shared = Shared(own)
     worker = Metrics()
     produced(worker, ["old"])
@@ -226,8 +226,8 @@ def test_topics_of_a_worker_that_is_gone_are_forgotten_when_nobody_names_them():
     assert not any('topic="old"' in each for each in samples(shared.merged()))
 
 
-def test_a_group_is_behind_whoever_saw_the_end_of_the_log():
-    """One worker has the consumer's coordinator connection, the other its fetches."""
+def test_a_group_has_lag_whichever_worker_saw_the_log_end():
+    """One worker sees the consumer's commits, the other its fetches."""
     alone, fetches, commits = Metrics(), Metrics(), Metrics()
     now_ns = alone.now_ns()
     fetches.clock_offset_ns = commits.clock_offset_ns = alone.clock_offset_ns
@@ -250,7 +250,7 @@ def test_a_group_is_behind_whoever_saw_the_end_of_the_log():
     assert lags(shared.merged()) == expected
 
 
-def test_clients_go_with_their_worker():
+def test_clients_are_removed_with_their_worker():
     shared = Shared(Metrics())
     worker = Metrics()
     worker.connection(info(), "main", "1").events([ClientNamed("shop", "a-client", "1.2", worker.now_ns())])
@@ -260,7 +260,7 @@ def test_clients_go_with_their_worker():
     assert not any("kproxy_client_info" in each for each in samples(shared.merged()))
 
 
-def test_of_a_log_and_of_a_group_the_latest_report_of_all_workers_counts_whoever_sends_it_last(monkeypatch):
+def test_the_latest_report_of_a_log_and_of_a_group_counts_in_any_order_of_sending(monkeypatch):
     monkeypatch.setattr(Metrics, "now_ns", lambda self: NOW_MS * 10**6)
     orders = ("orders", 0)
     workers = []
@@ -289,8 +289,8 @@ def topic_cells(count):
     return made
 
 
-def test_a_topic_that_has_a_series_late_leaves_what_it_had_before_in_other():
-    """So that no series goes back, and their sum is that of all topics."""
+def test_the_earlier_counts_of_a_topic_that_gets_its_series_late_stay_in_other():
+    """So no series falls, and the sum of all series is that of all topics."""
     shown = _Shown(1)
     assert [topic for topic, _ in shown.of([{"a": topic_cells(3), "b": topic_cells(1)}], {})] == ["a", None]
     for count in (2, 7):
@@ -303,11 +303,11 @@ def test_a_topic_that_has_a_series_late_leaves_what_it_had_before_in_other():
             assert (left.bytes, left.records, left.batches["zstd"]) == (1000, 10, 1)
 
 
-def test_what_another_client_pushes_under_an_instance_id_at_another_worker_does_not_count():
-    """The latest push counts of a client that moves from worker to worker; of two, the one that used the id first."""
+def test_pushes_of_a_second_client_under_the_same_instance_id_at_another_worker_do_not_count():
+    """A client that moves between workers counts by its latest push; of two clients the first user of the id counts."""
 
     def clients(*values):
-        """By worker, one after another: (client id, value)."""
+        """Build the clients of each worker from (client id, value)."""
         of_workers = []
         for number, (client_id, value) in enumerate(values, 1):
             client = PushingClient(client_id, ("", ""), 0, since_ns=number)
@@ -329,7 +329,7 @@ def clients_of(*of_workers):
     return [(client, cells.open, cells.left_ns) for client, cells in _clients(list(of_workers))]
 
 
-def test_connected_clients_come_first_then_those_that_left_last():
+def test_connected_clients_come_first_then_the_latest_to_disconnect():
     first = {"idle": (0, 50), "both": (1, 20), "moved": (0, 90), None: (3, 7)}
     second = {"both": (2, 10), "moved": (1, 30), "earlier": (0, 40), None: (1, 9)}
     assert clients_of(first, second) == [
@@ -343,7 +343,7 @@ def test_connected_clients_come_first_then_those_that_left_last():
 
 
 @pytest.mark.parametrize("count", (MAX_CLIENTS, MAX_CLIENTS + 1))
-def test_clients_of_all_workers_have_one_bound(count):
+def test_clients_of_all_workers_share_one_limit(count):
     many = {number: (1, number) for number in range(count)}
     shown = clients_of({number: each for number, each in many.items() if number % 2}, many)
     assert [client for client, _, _ in shown][:MAX_CLIENTS] == sorted(many, reverse=True)[:MAX_CLIENTS]
@@ -361,18 +361,18 @@ def log_of(end, raised_ns, reported_ns, lowered_ns=0, epoch=-1):
     ("low", "high", "end", "lowered_ns"),
     [
         (log_of(50, 10, 90), log_of(100, 30, 40), 100, 0),
-        (log_of(50, 10, 90, lowered_ns=29), log_of(100, 30, 40), 100, 29),  # it has grown since
+        (log_of(50, 10, 90, lowered_ns=29), log_of(100, 30, 40), 100, 29),  # grown since
         (log_of(50, 10, 90, lowered_ns=30), log_of(100, 30, 40), 50, 30),
         (log_of(50, 10, 90, lowered_ns=35), log_of(100, 30, 40, lowered_ns=7), 50, 35),
         (log_of(50, 10, 30, epoch=6), log_of(100, 30, 40, epoch=5), 50, 30),
         (log_of(50, 10, 29, epoch=6), log_of(100, 30, 40, epoch=5), 100, 0),
         (log_of(50, 10, 90, epoch=5), log_of(100, 30, 40, epoch=5), 100, 0),
-        (log_of(50, 10, 90, epoch=0), log_of(100, 30, 40, epoch=-1), 100, 0),  # of a log without known epoch
+        (log_of(50, 10, 90, epoch=0), log_of(100, 30, 40, epoch=-1), 100, 0),  # no known epoch
         (log_of(100, 10, 30), log_of(100, 30, 40), 100, 0),
         (log_of(100, 10, 30, lowered_ns=30, epoch=6), log_of(100, 30, 40, epoch=5), 100, 30),
     ],
 )
-def test_of_two_ends_the_higher_one_counts_unless_the_lower_one_is_newer(low, high, end, lowered_ns):
+def test_the_higher_of_two_log_ends_counts_unless_the_lower_one_is_newer(low, high, end, lowered_ns):
     for one, other in ((low, high), (high, low)):
         log = _later(one, other)
         late = low if end < high.high_watermark else high
@@ -396,8 +396,8 @@ def test_the_latest_removals_of_two_workers_stay(monkeypatch):
         st.tuples(st.dictionaries(st.sampled_from("abcde"), st.integers(1, 5)), st.booleans()), min_size=1, max_size=8
     ),
 )
-def test_no_series_of_topics_goes_back_and_their_sum_is_that_of_all(limit, rounds):
-    """Each round counts more of some topics, at one of two workers, of which the first one may have ended."""
+def test_no_topic_series_falls_and_their_sum_is_the_total(limit, rounds):
+    """Each round counts more for some topics at one of two workers; the first may have ended."""
     shown, workers, before = _Shown(limit), [{}, {}], {}
     for number, (more, is_over) in enumerate(rounds):
         of_worker = workers[number % 2]
@@ -418,7 +418,7 @@ def test_no_series_of_topics_goes_back_and_their_sum_is_that_of_all(limit, round
 
 
 def test_clusters_stay_apart():
-    """Of the same topics, groups and clients; of a cluster of which nothing of lag was reported nothing is shown."""
+    """Clusters have equal topics, groups and clients; one without reported lag shows none."""
     own = Metrics()
     for name in ("a", "b", "c"):
         own.cluster(name)
@@ -462,7 +462,7 @@ def test_clusters_stay_apart():
     assert shared.lags("b").logs["orders", 0].high_watermark == 200
 
 
-def test_what_kproxy_learned_by_asking_is_kept_from_the_question_on():
+def test_offsets_that_kproxy_requested_are_kept_from_the_time_of_the_request():
     shared = Shared(Metrics())
     shared.take(1, [((LOG, "default", (topic, 0)), pickle.dumps(log_of(100, 5, 5))) for topic in "abc"])
     lags = shared.lags("default")
@@ -477,7 +477,7 @@ def test_what_kproxy_learned_by_asking_is_kept_from_the_question_on():
     assert (cluster, ended.lowered) == ("default", {("b", 0): (40, 10, -1), ("c", 0): (40, 11, -1)})
 
 
-def test_an_instance_id_that_two_clients_used_first_at_one_time_stays_with_the_one_that_is_known():
+def test_an_instance_id_that_two_clients_used_at_the_same_time_stays_with_the_known_one():
     def client(client_id, pushed_ns, value):
         made = PushingClient(client_id, ("", ""), 0, since_ns=5)
         made.pushed_ns, made.values = pushed_ns, {Series("x", GAUGE, ()): value}
@@ -488,8 +488,8 @@ def test_an_instance_id_that_two_clients_used_first_at_one_time_stays_with_the_o
         assert [*pushes.clients[UUID(int=7)].values.values()] == [value]
 
 
-def test_names_of_topics_add_up_whoever_reports_them():
-    """Each worker has seen other answers; of an id that both name the newer report counts."""
+def test_topic_names_of_all_workers_are_merged():
+    """Workers see different responses; for an id that both name, the newer report counts."""
     shared, of_main = Shared(Metrics()), (NAMES, "main")
     first, second, third = UUID(int=1), UUID(int=2), UUID(int=3)
     shared._learn(of_main, {first: "a", second: "b"})

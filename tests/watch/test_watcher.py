@@ -1,4 +1,4 @@
-"""`kproxy watch` on real packets counts and records what a proxy does, and what `convert` reads of a capture."""
+"""`kproxy watch` on real packets: metrics equal those of a proxy, and tables those of `convert`."""
 
 import json
 import signal
@@ -28,9 +28,9 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 PORTS = range(9092, 9096)  # of kproxy run: where clients bootstrap, and of three brokers
 PORT_OPTIONS = tuple(text for port in PORTS for text in ("--port", str(port)))
-# Columns that say where rows come from, or what a capture cannot know.
+# Columns that name the source of a row, or that a capture cannot fill.
 OF_THE_SOURCE = {"source", "connection", "broker_id"}
-# Two processors write into a ring: each socket has its own order of packets that come at the same moment.
+# Two CPUs write into a ring: each socket has its own order of simultaneous packets.
 OF_THE_RING = {"in_flight", "out_of_order", "clock_back"}
 
 
@@ -44,14 +44,14 @@ def requests(of):
 
 
 def findings(kproxy):
-    """(kind, where) of each, however slow the machine was."""
+    """Return (kind, where) of each finding, on a machine of any speed."""
     answer = json.loads(kproxy.get("/api/findings?uncompressed_rate=1"))
     return [(one["kind"], one["where"]) for one in answer["findings"]]
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """The same traffic through `kproxy run`, seen by two `kproxy watch` and by tcpdump: what each has made of it."""
+    """Results for the same traffic through `kproxy run`, seen by two `kproxy watch` and by tcpdump."""
     folder = tmp_path_factory.mktemp("watch")
     with machine() as here:
         start_cluster(here)
@@ -76,7 +76,7 @@ def seen(tmp_path_factory):
         three = (run, counting, recording)
         for each in three:
             until("the last connection", lambda each=each: not any(each.total("kproxy_open_connections").values()))
-        with suppress(AssertionError):  # which of them differ is for the tests to say
+        with suppress(AssertionError):  # the tests report differences
             until("all to have counted as much", lambda: len({sum(requests(each).values()) for each in three}) == 1, 20)
         of = {}
         for name, each in (("run", run), ("counting", counting), ("recording", recording)):
@@ -105,35 +105,35 @@ def seen(tmp_path_factory):
 
 
 @pytest.mark.parametrize("watching", ["counting", "recording"])
-def test_it_counts_what_a_proxy_counts(seen, watching):
-    proxy, beside = seen["run"], seen[watching]
+def test_its_counters_equal_those_of_a_proxy(seen, watching):
+    proxy, watched = seen["run"], seen[watching]
     assert seen["dropped"] == {}
-    assert beside["requests"] == proxy["requests"]
-    assert beside["requests"]["Produce", "10"] > 50
+    assert watched["requests"] == proxy["requests"]
+    assert watched["requests"]["Produce", "10"] > 50
     for name in ("request_bytes", "answers", "fetched", "produced", "waits", "sizes", "connections"):
-        assert beside[name] == proxy[name], name
+        assert watched[name] == proxy[name], name
 
 
-def test_topics_are_those_of_a_proxy(seen):
+def test_its_topics_equal_those_of_a_proxy(seen):
     assert seen["recording"]["topics"] == seen["run"]["topics"]
     assert seen["recording"]["records"] == seen["run"]["records"]
     assert seen["recording"]["records"]["orders", "response"] >= 20000
 
 
-def test_findings_are_those_of_a_proxy_but_for_its_own_load(seen):
-    assert seen["counting"]["findings"] == []  # of topics it knows nothing
+def test_its_findings_equal_those_of_a_proxy_except_core_full(seen):
+    assert seen["counting"]["findings"] == []  # it does not read topics
     assert seen["recording"]["findings"] == [of for of in seen["run"]["findings"] if of[0] != "core_full"] != []
 
 
-def test_what_only_a_proxy_has_is_absent(seen):
+def test_metrics_of_a_proxy_alone_are_absent(seen):
     assert "kproxy_watch_packets_total" in seen["names"]
     assert not {name for name in seen["names"] if name.startswith(("kproxy_dial", "kproxy_loop", "kproxy_listeners"))}
 
 
 def rows(folder, name):
-    """Rows without their times, and with what says which is which; and their times.
+    """Return (row without times and source columns, its times) pairs, sorted.
 
-    By its time a repeated segment counts for one exchange or the next; `connections` has all of them.
+    A retransmission counts for one exchange or the next depending on its time; `connections` counts all of them.
     """
     by_time = {"time"} | ({"retransmissions"} if name == "exchanges" else set())
     found = []
@@ -145,8 +145,8 @@ def rows(folder, name):
     return sorted(found, key=lambda row: (row[0], row[1]["time"]))
 
 
-def test_its_tables_are_those_of_a_capture(seen, tmp_path):
-    """Times apart, which each packet socket takes for itself: where nothing interrupts they differ by microseconds."""
+def test_its_tables_equal_those_of_a_capture(seen, tmp_path):
+    """Except for times, which each packet socket takes itself; uninterrupted they differ by microseconds."""
     command = [KPROXY, "convert", seen["pcap"], "--out", tmp_path / "converted", *PORT_OPTIONS]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -170,9 +170,9 @@ def test_its_tables_are_those_of_a_capture(seen, tmp_path):
     assert found == expected
 
 
-# --- links, interfaces and what goes wrong --------------------------------------------------------------------------
+# --- links, interfaces and faults -----------------------------------------------------------------------------------
 
-# Sends the packets of a capture as they are, and waits where the other end may not keep up.
+# Sends the packets of a capture unchanged, with pauses so that the receiver keeps up.
 REPLAY = """
 import socket, sys, time
 from kproxy.capture.captures import Capture
@@ -204,7 +204,7 @@ def machine_with_cable():
 
 @pytest.fixture
 def cable(machine_with_cable):
-    """The same; what a test that failed has left running there ends with it."""
+    """The same; ends the processes that a failed test left running."""
     yield machine_with_cable
     machine_with_cable.end_processes()
 
@@ -221,7 +221,7 @@ def cable(machine_with_cable):
         ("k111_java_cluster", "far"),
     ],
 )
-def test_packets_on_a_wire_give_the_exchanges_of_their_capture(cable, tmp_path, name, interface):
+def test_packets_on_a_link_give_the_exchanges_of_their_capture(cable, tmp_path, name, interface):
     watch = Kproxy(
         *(cable, tmp_path, 9464, "watch", "--interface", interface, "--port", "any"),
         *("--record", str(tmp_path / "tables")),
@@ -236,8 +236,8 @@ def test_packets_on_a_wire_give_the_exchanges_of_their_capture(cable, tmp_path, 
     assert captures.counted(map(captures.top_level, exchanges)) == expected
 
 
-def test_a_second_cluster_at_the_same_addresses_is_told(cable, tmp_path):
-    """Both are counted as one cluster, so it is said."""
+def test_a_second_cluster_at_the_same_addresses_is_reported(cable, tmp_path):
+    """Both count as one cluster, and a finding reports it."""
     record = ("--record", str(tmp_path / "tables"))
     watch = Kproxy(cable, tmp_path, 9464, "watch", "--interface", "far", "--port", "any", *record)
     for name in ("k41_java_cluster", "k111_java_cluster"):
@@ -256,11 +256,11 @@ def test_a_second_cluster_at_the_same_addresses_is_told(cable, tmp_path):
     ("capture", "options"),
     [
         (captures.capture("k0102_zookeeper"), ("--zookeeper-port", "2181")),
-        (recorded.DATA / "0.8.2.2" / "traffic.pcap.zst", ("--port", "any")),  # consumers with a herd
+        (recorded.DATA / "0.8.2.2" / "traffic.pcap.zst", ("--port", "any")),  # consumers that all rebalance at once
     ],
 )
 def test_packets_of_zookeeper_give_the_registry_of_their_capture(cable, tmp_path, capture, options):
-    """Also the rebalances of who coordinates through it."""
+    """So do the rebalances of consumers that coordinate through ZooKeeper."""
     record = ("--record", str(tmp_path / "watched"))
     watch = Kproxy(cable, tmp_path, 9464, "watch", "--interface", "far", *options, *record)
     cable.run(sys.executable, "-c", REPLAY, "near", capture)
@@ -271,12 +271,12 @@ def test_packets_of_zookeeper_give_the_registry_of_their_capture(cable, tmp_path
     convert([capture], tmp_path / "converted")
     watched, expected = ([row for row, _ in rows(tmp_path / each, "registry")] for each in ("watched", "converted"))
     assert len(expected) > 300 and watched == expected
-    # It is sent faster than it was captured, and when a rebalance is over is a matter of time.
+    # The replay is faster than the capture, and the end of a rebalance depends on time.
     assert rows(tmp_path / "watched", "rebalances") and rows(tmp_path / "watched", "assignments")
 
 
-def test_connects_that_icmp_reports_as_undelivered_are_those_of_a_capture(cable, tmp_path):
-    """The kernel passes ICMP messages on that quote a packet of a watched port, and no others."""
+def test_connects_reported_undeliverable_by_icmp_equal_those_of_a_capture(cable, tmp_path):
+    """The kernel passes only ICMP messages that quote a packet of a watched port."""
     frames = []
     for version in (4, 6):
         for port, code in ((9092, (3, 13) if version == 4 else (1, 1)), (443, (3, 3) if version == 4 else (1, 4))):
@@ -301,13 +301,13 @@ def test_connects_that_icmp_reports_as_undelivered_are_those_of_a_capture(cable,
 
 
 def quiet(watch, metric="kproxy_requests_total"):
-    """Whether no exchange came for a while."""
+    """Return whether no exchange arrived for a second."""
     before = watch.total(metric)
     time.sleep(1)
     return before and before == watch.total(metric)
 
 
-def test_an_interface_that_goes_and_comes_back(tmp_path):
+def test_an_interface_that_disappears_and_returns_is_watched_again(tmp_path):
     with machine("gone") as here:
         here.run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there")
         for name in ("here", "there"):
@@ -333,7 +333,7 @@ def test_an_interface_that_goes_and_comes_back(tmp_path):
     assert "Traceback" not in log
 
 
-def test_a_burst_is_told_as_drops_and_connections_go_on(tmp_path):
+def test_a_burst_is_reported_as_drops_and_connections_are_followed_on(tmp_path):
     with machine("burst") as here:
         start_cluster(here)
         port = ("--port", str(BROKER_PORT))
@@ -341,7 +341,7 @@ def test_a_burst_is_told_as_drops_and_connections_go_on(tmp_path):
             *(here, tmp_path, 9464, "watch", "--interface", "lo", *port, "--buffer-mib", "2"),
             *("--record", str(tmp_path / "tables"), "--detail", "batches"),
         )
-        watch.process.send_signal(signal.SIGSTOP)  # as busy as can be
+        watch.process.send_signal(signal.SIGSTOP)  # it reads nothing
         busy = here.start(sys.executable, "-c", CLIENT, f"127.0.1.1:{BROKER_PORT}", "15000")
         passed = "/sys/class/net/lo/statistics/rx_bytes"
         until("more than the buffer holds", lambda: int(here.run("cat", passed).stdout) > 8 << 20)
@@ -360,7 +360,7 @@ def test_a_burst_is_told_as_drops_and_connections_go_on(tmp_path):
     assert {"shop", "till"} <= clients
 
 
-def test_brokers_at_other_ports_are_found_by_what_answers_name(tmp_path):
+def test_broker_ports_are_learned_from_metadata_responses(tmp_path):
     with machine("ports") as here:
         run = Kproxy(
             *(here, tmp_path, 9600, "run", "--listen", "127.0.0.1:9092", "--bootstrap", f"127.0.1.1:{BROKER_PORT}"),
@@ -378,17 +378,17 @@ def test_brokers_at_other_ports_are_found_by_what_answers_name(tmp_path):
         run.end()
 
 
-# Three brokers that call themselves by a name; the addresses are all the same, so that ports tell them apart.
+# Three brokers that advertise one host name: they differ by port only.
 NAMED = CLUSTER.replace("sys.argv[1].format(node_id), int(sys.argv[2])", "sys.argv[1], int(sys.argv[2]) + node_id")
 
 
-def test_brokers_that_call_themselves_by_a_name_are_told_apart(tmp_path):
+def test_brokers_that_advertise_one_host_name_are_distinguished_by_port(tmp_path):
     with machine("named") as here:
         process = here.start(sys.executable, "-c", NAMED, "localhost", "9092", stdout=subprocess.PIPE)
         assert process.stdout is not None and process.stdout.readline() == "started\n"
         ports = tuple(text for number in (1, 2, 3) for text in ("--port", str(9092 + number)))
         watch = Kproxy(here, tmp_path, 9464, "watch", "--interface", "lo", *ports)
-        for _ in range(2):  # of connections that are open while a name is looked up the broker is not known
+        for _ in range(2):  # the broker of a connection opened during the name lookup is unknown
             here.run(sys.executable, "-c", CLIENT, "127.0.0.1:9093", "5000")
         assert set(watch.total("kproxy_requests_total", "broker", api="Fetch")) >= {("1",), ("2",), ("3",)}
         watch.end()
@@ -406,17 +406,17 @@ def test_a_second_kproxy_needs_another_admin_port(tmp_path):
 
 @pytest.mark.ring2
 def test_groups_are_followed_as_they_rebalance(cable, tmp_path):
-    """A capture of groups in motion on a wire: the rebalances that insight reads from its file."""
+    """A replayed capture gives the rebalances that insight reads from its file."""
     options = ("--interface", "far", "--port", "any", "--detail", "topics", "--buffer-mib", "256")
     watch = Kproxy(cable, tmp_path, 9464, "watch", *options, "--record", str(tmp_path / "tables"))
     until("the process that follows groups", lambda: "groups and leaders are followed" in watch.log.read_text())
     watch.process.send_signal(signal.SIGSTOP)
     cable.run(sys.executable, "-c", REPLAY, "near", truth.CAPTURE)
     watch.process.send_signal(signal.SIGCONT)
-    while_packets_wait = sum(watch.total("kproxy_requests_total").values())
+    counted_at_resume = sum(watch.total("kproxy_requests_total").values())
     until("the last packet", lambda: quiet(watch))
     assert watch.api("watch")["dropped_packets"] == 0
-    assert while_packets_wait < sum(watch.total("kproxy_requests_total").values()) / 2
+    assert counted_at_resume < sum(watch.total("kproxy_requests_total").values()) / 2
     knowledge = Knowledge("default")
     rebalances = Counter(
         row.group_id
@@ -433,7 +433,7 @@ def test_groups_are_followed_as_they_rebalance(cable, tmp_path):
         until("the rebalances", lambda: found() == rebalances, 20)
     assert found() == rebalances
     assert {row["group"] for row in watch.api("groups")} >= rebalances.keys()
-    shown = watch.api("live")  # what its page shows, and kproxy's too
+    shown = watch.api("live")  # the data of its admin page
     assert {row[1] for row in shown["groups"]} >= rebalances.keys() and "samples" in shown
     assert sum(row[3] for row in shown["totals"] if row[2] == "JoinGroup") > 0 and "page.js" in watch.get("/")
     assert "Traceback" not in watch.end()
@@ -441,8 +441,8 @@ def test_groups_are_followed_as_they_rebalance(cable, tmp_path):
     assert Counter(row["group_id"] for row in recorded) >= rebalances
 
 
-def test_a_clock_that_is_set_forward_ends_no_flow(monkeypatch, tmp_path):
-    """Packets have the time of day: by that all flows have been silent for hours when a machine has slept."""
+def test_a_clock_that_is_set_forward_expires_no_flow(monkeypatch, tmp_path):
+    """Packets have wall-clock time: after a suspend, all flows look silent for hours."""
 
     class Flows:
         ended_before = None
