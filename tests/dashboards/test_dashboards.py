@@ -1,6 +1,6 @@
-"""Rules, alerts and boards ask for what kproxy really exposes, in a language that Prometheus understands.
+"""Rules, alerts and boards: valid PromQL over series that kproxy really exposes.
 
-A real Prometheus answers the same queries, before the demo's cluster.
+A real Prometheus answers the same queries, with the demo's cluster.
 """
 
 import json
@@ -26,11 +26,11 @@ from tests.prometheus import Prometheus
 
 HERE = Path(__file__).parent
 DASHBOARDS = HERE.parents[1] / "dashboards"
-# Not in this miniature: there is no login, no policy, and one process.
+# Not in the demo's cluster: it has no login, no policy, and one process.
 ELSEWHERE = {
-    "kproxy_authentications_total",  # there where kproxy logs in, or checks logins
-    "kproxy_policy_refusals_total",  # there where a listener has a policy
-    "kproxy_worker_cpu_seconds_total",  # there where there are several
+    "kproxy_authentications_total",  # only if kproxy logs in or checks logins
+    "kproxy_policy_refusals_total",  # only if a listener has a policy
+    "kproxy_worker_cpu_seconds_total",  # only with several workers
     "kproxy_worker_resident_memory_bytes",
 }
 FOREIGN = {"up", "job", "instance", "le"}  # Prometheus' own
@@ -45,7 +45,7 @@ FILES = {name: json.loads((DASHBOARDS / name).read_text()) for name in BOARDS}
 
 
 def queries_of(board):
-    """What a board asks for: panels, those of rows that are closed too, and annotations."""
+    """Return the queries of a board: panels, including those of collapsed rows, and annotations."""
     panels = [target["expr"] for panel in panels_of(board["panels"]) for target in panel.get("targets", ())]
     return [*panels, *(each["expr"] for each in board["annotations"]["list"])]
 
@@ -61,17 +61,17 @@ def without_variables(query):
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_the_files_are_what_the_code_makes(name):
+def test_the_board_files_are_up_to_date_with_the_code(name):
     assert (DASHBOARDS / name).read_text() == text_of(BOARDS[name].BOARD), "run: python -m dashboards.boards"
 
 
-def test_there_is_a_file_for_each_board_and_none_besides():
+def test_there_is_exactly_one_file_for_each_board():
     assert {path.name for path in DASHBOARDS.glob("*.json")} == set(BOARDS)
     assert len({board["uid"] for board in FILES.values()}) == len(BOARDS)
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_a_board_explains_itself_and_leads_to_the_others(name):
+def test_a_board_has_descriptions_and_links_to_the_others(name):
     board = FILES[name]
     panels = panels_of(board["panels"])
     assert len(panels) >= 10
@@ -99,7 +99,7 @@ def test_a_board_explains_itself_and_leads_to_the_others(name):
 
 
 def rules():
-    """The expressions of both rule files; YAML of so plain a kind needs no parser."""
+    """Yield the expressions of both rule files; their YAML is simple enough for a regular expression."""
     for name in ("rules.yml", "alerts.yml"):
         text = (DASHBOARDS / name).read_text()
         yield from re.findall(r"^ +expr: (?:>-\n((?: {10,}.*\n)+)|(.*))", text, re.MULTILINE)
@@ -109,7 +109,7 @@ def test_rules_and_alerts_are_valid():
     promtool("check", "rules", "rules.yml", "alerts.yml")
 
 
-def test_every_alert_says_where_to_look_and_is_tested():
+def test_every_alert_has_a_dashboard_and_runbook_and_is_tested():
     text = (DASHBOARDS / "alerts.yml").read_text()
     alerts = text.split("- alert: ")[1:]
     assert len(alerts) > 25
@@ -118,17 +118,17 @@ def test_every_alert_says_where_to_look_and_is_tested():
     for alert in alerts:
         name = alert.split()[0]
         found = re.findall(r"^ +(dashboard|runbook|summary|description): (.+)$", alert, re.MULTILINE)
-        said = dict(found)
-        assert said["dashboard"] in {board["uid"] for board in FILES.values()}, name
-        assert said["summary"] and said["description"], name
-        page, _, part = said["runbook"].partition("#")
+        annotations = dict(found)
+        assert annotations["dashboard"] in {board["uid"] for board in FILES.values()}, name
+        assert annotations["summary"] and annotations["description"], name
+        page, _, part = annotations["runbook"].partition("#")
         document = (DASHBOARDS.parent / page).read_text()
         headings[page] = set(re.findall(r"^#+ `?(\w+)`?$", document, re.MULTILINE))
         assert not part or part in headings[page], (name, part)
         assert f"alertname: {name}\n" in tested, f"{name} is not tested"
 
 
-def test_every_alert_is_provoked_before_a_real_kafka():
+def test_every_alert_is_provoked_with_a_real_kafka():
     text = (DASHBOARDS / "alerts.yml").read_text()
     provoked = {*rehearsal.PROVOKED, *rehearsal.OF_AN_OUTAGE, *rehearsal.OF_A_PROCESS, *trouble.PROVOKED}
     assert not provoked & rehearsal.UNPROVOKED.keys()
@@ -151,8 +151,8 @@ def test_the_queries_of_the_dashboard_are_valid(tmp_path):
     promtool("check", "rules", "--lint=none", "rules.yml", cwd=tmp_path)
 
 
-def test_what_several_kproxies_see_alike_of_a_cluster_counts_once(tmp_path):
-    """Two before one cluster; one of them has not heard of all yet. Of another cluster there is one alone."""
+def test_values_that_several_kproxies_report_for_one_cluster_count_once(tmp_path):
+    """Two kproxies report on one cluster, one of them incompletely; a third reports on another cluster."""
     seen = {
         "kproxy_partitions_offline": ("", 3, 2, 1),
         "kproxy_partitions_isr_shrunk": ("", 5, 5, 2),
@@ -201,7 +201,7 @@ MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 
 
 def selectors(query):
-    """(metric, matchers) of every series that a query asks for; a variable of the board matches all."""
+    """Yield (metric, matchers) of every selector in a query; a variable of the board matches all."""
     plain = re.sub(r'=~"\$\w+"', '=~".*"', without_variables(query))
     for metric, matchers in SELECTOR.findall(re.sub(r"\b(?:by|on|group_left) \([^)]*\)", "", plain)):
         yield metric, MATCHER.findall(matchers)
@@ -227,7 +227,7 @@ def samples(text):
 
 
 def missing(text):
-    """The selectors of all queries that no sample of a scrape answers."""
+    """Return the selectors of all queries that match no sample of a scrape."""
     exposed = samples(text)
     return {
         f"{metric} {matchers}"
@@ -239,17 +239,17 @@ def missing(text):
 
 @pytest.fixture(scope="module")
 def scraped():
-    """What a kproxy exposes after real traffic."""
+    """Return the exposition of a kproxy after real traffic."""
     return exposition(lambda text: not missing(text))
 
 
-def test_traffic_makes_every_series_that_panels_and_alerts_ask_for(scraped):
+def test_traffic_creates_every_series_that_panels_and_alerts_query(scraped):
     assert len(QUERIES) > 60
     assert not missing(scraped)
 
 
 @each("query", QUERIES)
-def test_labels_that_are_asked_for_exist(scraped, query):
+def test_queried_labels_exist(scraped, query):
     exposed = samples(scraped)
     plain = re.sub(r'"[^"]*"', '""', without_variables(query))
     recorded = set(re.findall(r"\b\w+:kproxy_\w+:\w+\b", plain))
@@ -266,8 +266,8 @@ def test_labels_that_are_asked_for_exist(scraped, query):
 
 
 @pytest.mark.parametrize("name", BOARDS)
-def test_what_is_chosen_in_a_board_narrows_all_of_its_panels(scraped, name):
-    """Where series have the label of a variable, a panel asks for what was chosen."""
+def test_the_variables_of_a_board_filter_all_of_its_panels(scraped, name):
+    """If its series have the label of a variable, a panel filters by the variable."""
     exposed = samples(scraped)
     board = FILES[name]
     variables = {each["name"] for each in board["templating"]["list"]} - {"datasource"}
@@ -275,7 +275,7 @@ def test_what_is_chosen_in_a_board_narrows_all_of_its_panels(scraped, name):
         for target in panel["targets"]:
             for metric, matchers in SELECTOR.findall(without_variables(target["expr"])):
                 if not matchers:
-                    assert metric == "kproxy_build_info", target["expr"]  # only says which processes are kproxy
+                    assert metric == "kproxy_build_info", target["expr"]  # only selects kproxy processes
                     continue
                 labels = {"job", "instance", "cluster" if metric in ELSEWHERE and "worker" not in metric else "job"}
                 labels = labels.union(*exposed.get(metric, ())) & variables
@@ -297,7 +297,7 @@ def test_the_boards_show_every_metric(scraped):
     }
 
 
-# What the miniature cluster cannot show: groups, and what a listener must be set up for.
+# Not in the demo's cluster: series of groups and of optional settings of a listener.
 NOT_IN_MINIATURE = re.compile(
     r"kproxy_group_|group!=|kproxy_tls_|kproxy_certificate_|kproxy_authentications|kproxy_policy|kproxy_unanswered|"
     r"kproxy_zookeeper_|kproxy_watch_|kproxy_telemetry_|kproxy_client_telemetry_|kproxy_otlp_|kproxy_lag_questions|"
@@ -307,7 +307,7 @@ NOT_IN_MINIATURE = re.compile(
 
 @pytest.mark.ring2
 def test_a_real_prometheus_fills_the_boards_and_its_alerts_fire(tmp_path):
-    """In seconds: durations of the rules are divided by 60. Quotas and errors are the demo's own."""
+    """Takes seconds: durations in the rules are divided by 60. Quotas and errors come from the demo."""
     (tmp_path / "broken").mkdir()
     broken = Kproxy("127.0.0.1:1", tmp_path / "broken")
     options = ("--detail", "topics", "--workers", "2", "--flight", str(tmp_path / "flight"))
@@ -315,7 +315,7 @@ def test_a_real_prometheus_fills_the_boards_and_its_alerts_fire(tmp_path):
         demo.admit(kproxy.bootstrap)
         broken.start(waits_until_ready=False)
         try:
-            wait_for("a kproxy before nobody", broken.is_alive, 60)
+            wait_for("a kproxy without a cluster", broken.is_alive, 60)
             targets = {"kproxy": kproxy.admin, "broken": broken.admin}
             with Prometheus(tmp_path / "prometheus", targets, 60) as prometheus:
 

@@ -1,7 +1,7 @@
-"""A kproxy that everything befalls that an alert is about, before a real Kafka: each trouble by what causes it in life.
+"""A kproxy in front of a real Kafka that meets every fault that has an alert, each by its real cause.
 
-Its files, certificates, disk and ports are short or wrong, its clients break rules, its brokers stand still. Of a
-process that is scraped beside it nothing of this is seen. It needs root, for a small disk.
+Open files, certificates, disk and ports are short or wrong, clients break the protocol, brokers are paused. A second
+process that is scraped at the same time shows none of this. It needs root, to mount a small disk.
 """
 
 import contextlib
@@ -31,33 +31,33 @@ from tests.certificates import Authority, now
 from tests.ports import free_ports
 
 HOST = "127.0.0.1"
-FILES = 6000  # open files of the process: its clients alone take four of five
-DISK = "2m"  # where it records
-LEAK = ("127.0.1.77", 0x4141)  # an address of bootstrap that is text
+FILES = 6000  # limit of open files; the clients alone use four fifths
+DISK = "2m"  # size of the disk that it records to
+LEAK = ("127.0.1.77", 0x4141)  # a bootstrap address whose encoding is valid text
 TIMEOUT_S = 5.0
 COMMIT_S = 30.0
 
-# Alerts, each with what provokes it here.
+# Alerts, each with its cause here.
 PROVOKED = {
-    "KproxyBrokerSlow": "a broker that stands still for 1.4 s, again and again",
+    "KproxyBrokerSlow": "a broker that is paused for 1.4 s, again and again",
     "KproxyFetchesLate": "the same",
-    "KproxyLeadersUnsettled": "a client that asks a broker for what another one leads",
-    "KproxyGroupGone": "a group that has read all and left",
+    "KproxyLeadersUnsettled": "a client that asks a broker for a partition that another one leads",
+    "KproxyGroupGone": "a group that has read everything and left",
     "KproxyRequestsUnanswered": "requests that brokers answer by closing the connection",
-    "KproxyBrokerUnbound": "a port of a broker that another program has",
-    "KproxySlow": "clients that read slowly what they asked for",
-    "KproxyLoopLate": "a process that is halted for 60 ms, ten times a second",
-    "KproxyFilesRunOut": "more clients than its open files are for",
+    "KproxyBrokerUnbound": "a broker port that another program occupies",
+    "KproxySlow": "clients that read their responses slowly",
+    "KproxyLoopLate": "a process that is stopped for 60 ms, ten times a second",
+    "KproxyFilesRunOut": "more clients than its limit of open files allows",
     "KproxyAcceptsNobody": "the same",
-    "KproxyAddressLeaks": "a group whose name is a broker's address as Kafka writes it",
+    "KproxyAddressLeaks": "a group whose name is a broker's address in Kafka's encoding",
     "KproxyRecorderDrops": "a full disk",
     "KproxyDumpsFail": "the same",
-    "KproxyPushesFail": "a collector that is not there",
+    "KproxyPushesFail": "a collector that does not exist",
     "KproxyCertificateExpires": "a certificate with hours left",
     "KproxyCertificateNotUsed": "a new certificate without its key",
     "KproxyGroupStandsStill": "a member that does not poll while another one joins",
-    "KproxySplitBrain": "a member that is halted for longer than its session, and then commits",
-    "KproxyCommitsFail": "commits of a generation that never was",
+    "KproxySplitBrain": "a member that is stopped for longer than its session timeout and then commits",
+    "KproxyCommitsFail": "commits for a generation that never existed",
 }
 
 _PAUSED_MEMBER = """
@@ -79,7 +79,7 @@ while True:
 
 
 class Troubled(Kproxy):
-    """Listeners `open`, `expiring` (TLS) and `crowded` (the first broker alone)."""
+    """Listeners `open`, `expiring` (TLS) and `crowded` (first broker only)."""
 
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         super().__init__(cluster.bootstrap, folder)
@@ -136,7 +136,7 @@ route = "sidecar"
     def __enter__(self) -> "Troubled":
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK}", "kproxy", str(self.disk)], check=True)
         try:
-            self._taken = socket.create_server((HOST, self.port_of(3)))  # so that broker 3 has no port
+            self._taken = socket.create_server((HOST, self.port_of(3)))  # so kproxy cannot bind the port of broker 3
             self.start(waits_until_ready=False)
             wait_for("the troubled kproxy", self.is_alive, 60)
         except BaseException:
@@ -154,7 +154,7 @@ route = "sidecar"
 
 
 class Trouble:
-    """What befalls it, each on a thread of its own, until the end; `stand_still` and `crowd` when they are called."""
+    """All faults, each on its own thread until the end; `stand_still` and `crowd` run when called."""
 
     def __init__(self, kproxy: Troubled, topic: str, quiet: str, alone: str) -> None:
         """topic: led by the first broker; quiet: without records; alone: its only replica is on the third broker."""
@@ -164,14 +164,14 @@ class Trouble:
         tasks = (
             self._produce,
             self._consume,
-            self._ask_one_that_does_not_lead,
-            self._ask_what_is_not_answered,
+            self._ask_a_broker_that_does_not_lead,
+            self._send_an_unanswered_request,
             self._name_a_broker,
-            self._commit_as_nobody,
+            self._commit_for_an_unknown_member,
             self._read_slowly,
-            self._halt,
+            self._stop_and_continue,
             self._stand_still_in_a_rebalance,
-            self._wake_up_too_late,
+            self._commit_after_the_session_timeout,
             self._rewrite_the_certificate,
             self._ask_for_a_dump,
             self._fill_the_disk,
@@ -193,14 +193,14 @@ class Trouble:
             client.close()
 
     def stand_still(self, broker: Broker) -> None:
-        """A broker stands still, within each two seconds (of a scrape) once; not for three: others would replace it."""
+        """Pause a broker once within each scrape interval of 2 s; after 3 s Kafka would replace it."""
         for _ in range(20):
             with broker.paused():
                 time.sleep(1.4)
             time.sleep(0.2)
 
     def crowd(self) -> None:
-        """As many clients as it has open files for, and some more that wait."""
+        """Open as many clients as its limit of open files allows, and some more that wait."""
         for _ in range(FILES // 2):
             client = socket.socket()
             client.setblocking(False)
@@ -244,14 +244,14 @@ class Trouble:
             consumer.poll(0.2)
         consumer.close()
 
-    def _ask_one_that_does_not_lead(self) -> None:
+    def _ask_a_broker_that_does_not_lead(self) -> None:
         wanted = [{"name": self._alone, "partitions": [{"partitionIndex": 0, "timestamp": -1}]}]
         with self._to(1) as client:
             while not self._ended.wait(0.1):
                 self._ask(client, LIST_OFFSETS, 1, {"replicaId": -1, "topics": wanted})
 
-    def _ask_what_is_not_answered(self) -> None:
-        """Fetch v0, which Kafka 4 has no more."""
+    def _send_an_unanswered_request(self) -> None:
+        """Send Fetch v0, which Kafka 4 no longer supports."""
         with self._to(1) as client:
             client.sendall(framed_request(METADATA, 9, 1, "old", {"topics": []}))
             client.sendall(an_old_fetch())
@@ -264,7 +264,7 @@ class Trouble:
             self._ask(client, FIND_COORDINATOR, 4, {"keyType": 0, "coordinatorKeys": [group]})
         self._ended.wait(1)
 
-    def _commit_as_nobody(self) -> None:
+    def _commit_for_an_unknown_member(self) -> None:
         partitions = [{"partitionIndex": 0, "committedOffset": 1, "committedMetadata": ""}]
         body = {
             "groupId": self._group("ghosts"),
@@ -290,7 +290,7 @@ class Trouble:
                     client.recv(8192)
                     self._ended.wait(0.005)
 
-    def _halt(self) -> None:
+    def _stop_and_continue(self) -> None:
         self._kproxy.signal(signal.SIGSTOP)
         time.sleep(0.06)
         self._kproxy.signal(signal.SIGCONT)
@@ -301,7 +301,7 @@ class Trouble:
         idle = self._member("idle", group)
         while not idle.assignment() and not self._ended.is_set():
             idle.poll(0.2)
-        other = self._member("other", group)  # from here on, the first one does not poll
+        other = self._member("other", group)  # the first member does not poll any more
         while not self._ended.is_set():
             other.poll(0.2)
         idle.close()
@@ -312,7 +312,7 @@ class Trouble:
         consumer.subscribe([topic or self._topic])
         return consumer
 
-    def _wake_up_too_late(self) -> None:
+    def _commit_after_the_session_timeout(self) -> None:
         group = self._group("split")
         command = [sys.executable, "-c", _PAUSED_MEMBER, self._kproxy.bootstrap, group, self._topic]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as paused:
@@ -341,13 +341,13 @@ class Trouble:
         self._ended.wait(3)
 
     def _fill_the_disk(self) -> None:
-        """To the last byte, whatever others give back: OSError says when."""
+        """Fill the disk to the last byte and keep it full; OSError ends one round."""
         with (self._kproxy.disk / "filler").open("ab", buffering=0) as file:
             while not self._ended.is_set():
                 file.write(bytes(4096))
 
     def _rewrite_the_certificate(self) -> None:
-        """It gets the key of another one."""
+        """Replace its key by that of another certificate."""
         other = self._kproxy.authority.server(file="other").settings()
         shutil.copy(other["key"], self._kproxy.files["key"])
         self._ended.wait(60)
@@ -364,7 +364,7 @@ class Trouble:
             message = consumer.poll(1)
         until = time.monotonic() + COMMIT_S
         committed = False
-        while not committed:  # librdkafka still looks for the coordinator
+        while not committed:  # librdkafka may still look for the coordinator
             try:
                 consumer.commit(message, asynchronous=False)
                 committed = True
@@ -376,7 +376,7 @@ class Trouble:
         consumer.close()
 
     def _group(self, prefix: str) -> str:
-        """A name that broker 3 does not coordinate: its port is taken here."""
+        """Return a group name that broker 3 does not coordinate: its port is taken."""
         until = time.monotonic() + COMMIT_S
         with self._to(1) as client:
             while time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""How far consumers are behind: fetch sessions, offsets by name and by id, rebalances, and the caps."""
+"""Consumer lag: fetch sessions, offsets by topic name and id, rebalances, and limits."""
 
 import random
 import sys
@@ -32,7 +32,7 @@ def batch(base, count, written_ms=NOW_MS):
 
 
 class Cluster:
-    """Consumers of one cluster, each on a connection of its own, and what a scrape tells of them."""
+    """Consumers of one cluster, each on its own connection, and their lag in a scrape."""
 
     def __init__(self, detail=TOPICS):
         self.metrics = Metrics()
@@ -44,11 +44,11 @@ class Cluster:
 
     def lags(self, by="client_id"):
         lags = self.metrics.cluster("default").lags
-        for kind, told in lags.shown(self.now_ns, self.now_ns):
+        for kind, rows in lags.shown(self.now_ns, self.now_ns):
             if kind == by:
                 return {
                     (name, topic): (lag.records, lag.seconds and pytest.approx(lag.seconds, abs=0.02))
-                    for name, topic, lag in told
+                    for name, topic, lag in rows
                     if lag.records is not None
                 }
         raise AssertionError(by)
@@ -64,7 +64,7 @@ class Consumer:
         self.number = 0
 
     def ask(self, key, version, body, answer, cuts=(), meanwhile=None, begins=False):
-        """meanwhile: what happens before the answer comes, or, if that begins first, before its end."""
+        """meanwhile: called before the response, or with `begins` after its first bytes."""
         self.number += 1
         self.talk.now = self.cluster.now_ns
         self.talk.client(request(key, version, self.number, body, client=self.client), cuts)
@@ -80,8 +80,8 @@ class Consumer:
         self.counting.events(self.talk.events)
         self.talk.events.clear()
 
-    def fetch(self, asked, told, epoch=-1, forgotten=(), error=0, cuts=()):
-        """asked: {(topic, partition): offset}; told: {(topic, partition): (high watermark, records or an error)}"""
+    def fetch(self, asked, answered, epoch=-1, forgotten=(), error=0, cuts=()):
+        """asked: {(topic, partition): offset}; answered: {(topic, partition): (high watermark, records or error)}"""
         body = {
             "maxWaitMs": 500,
             "sessionEpoch": epoch,
@@ -92,7 +92,7 @@ class Consumer:
             "forgottenTopicsData": [{**self.topic(topic), "partitions": [number]} for topic, number in forgotten],
         }
         answer = {"errorCode": error, "responses": []}
-        for (topic, number), (high_watermark, records) in told.items():
+        for (topic, number), (high_watermark, records) in answered.items():
             partition = {"partitionIndex": number, "highWatermark": high_watermark}
             partition |= {"errorCode": records} if isinstance(records, int) else {"records": records}
             answer["responses"].append({**self.topic(topic), "partitions": [partition]})
@@ -116,7 +116,7 @@ class Consumer:
         self.ask(OFFSET_COMMIT, version, body, answer)
 
 
-def test_lags_of_connections_that_turn_out_to_be_of_other_clusters_are_forgotten():
+def test_restarting_the_lags_of_a_cluster_drops_those_learned_so_far():
     cluster = Cluster()
     cluster.metrics.restart_lags("default")
     assert cluster.metrics.cluster("default").lags is None  # nothing is decoded
@@ -130,7 +130,7 @@ def test_lags_of_connections_that_turn_out_to_be_of_other_clusters_are_forgotten
 
 
 @pytest.mark.parametrize("version", [4, 6, 12, 13, 16, 18])
-def test_a_consumer_that_names_everything_each_time(version):
+def test_a_consumer_without_a_fetch_session_names_all_partitions_each_time(version):
     cluster = Cluster()
     consumer = cluster.consumer(version=version)
     orders = ("orders", 0)
@@ -142,15 +142,15 @@ def test_a_consumer_that_names_everything_each_time(version):
     assert cluster.lags() == {("c", topic): (350, 2.0)}
     consumer.fetch({orders: 150}, {orders: (500, batch(150, 350, NOW_MS + 1500))})
     assert cluster.lags() == {("c", topic): (0, 0.0)}
-    consumer.fetch({orders: 200}, {orders: (500, None)})  # it went back, into what one answer brought
+    consumer.fetch({orders: 200}, {orders: (500, None)})  # it seeks back, into the middle of an earlier response
     assert cluster.lags() == {("c", topic): (300, 2.0)}  # not older than record 149
-    consumer.fetch({("orders", 1): 7}, {("orders", 1): (9, None)})  # it has enough of the other for now
+    consumer.fetch({("orders", 1): 7}, {("orders", 1): (9, None)})  # it skips the other partition for now
     assert cluster.lags()["c", topic][0] == 302
 
 
 @pytest.mark.parametrize("version", [7, 11, 13, 18])
 def test_a_fetch_session_keeps_its_partitions(version):
-    """KIP-227: a request names only what is new and what leaves, an answer only what has changed."""
+    """KIP-227: a request names only added and removed partitions, a response only changed ones."""
     cluster = Cluster()
     consumer = cluster.consumer(version=version)
     consumer.ask(METADATA, 12, {}, {"topics": [{"name": name, "topicId": key} for key, name in NAMES.items()]})
@@ -161,26 +161,26 @@ def test_a_fetch_session_keeps_its_partitions(version):
     assert cluster.lags()["c", "orders"] == (7, 0.0)
     consumer.fetch({a: 12}, {c: (33, None)}, epoch=2)
     assert cluster.lags() == {("c", "orders"): (7, 0.0), ("c", "invoices"): (3, 0.0)}
-    for epoch in range(3, 9):  # idle for long
+    for epoch in range(3, 9):  # a long idle time
         cluster.now_ns += lag.UNCONFIRMED_NS // 4
         consumer.fetch({}, {}, epoch=epoch)
-    assert {of: told[0] for of, told in cluster.lags().items()} == {("c", "orders"): 7, ("c", "invoices"): 3}
+    assert {of: lag[0] for of, lag in cluster.lags().items()} == {("c", "orders"): 7, ("c", "invoices"): 3}
     consumer.fetch({}, {}, epoch=9, forgotten=[b, c])
-    assert {of: told[0] for of, told in cluster.lags().items()} == {("c", "orders"): 7, ("c", "invoices"): 3}
+    assert {of: lag[0] for of, lag in cluster.lags().items()} == {("c", "orders"): 7, ("c", "invoices"): 3}
     cluster.now_ns += lag.UNCONFIRMED_NS + 10 * MS
-    consumer.fetch({}, {}, epoch=10)  # it paused them: it stands where it stood
-    assert {of: told[0] for of, told in cluster.lags().items()} == {("c", "orders"): 7, ("c", "invoices"): 3}
+    consumer.fetch({}, {}, epoch=10)  # it paused them: its positions stay
+    assert {of: lag[0] for of, lag in cluster.lags().items()} == {("c", "orders"): 7, ("c", "invoices"): 3}
     consumer.fetch({b: 21}, {b: (25, None)}, epoch=11)
     assert cluster.lags()["c", "orders"][0] == 6
-    consumer.fetch({a: 0}, {}, epoch=12, error=70)  # a session that the broker does not know: nothing comes of it
+    consumer.fetch({a: 0}, {}, epoch=12, error=70)  # the broker does not know the session: ignored
     assert cluster.lags()["c", "orders"][0] == 6
-    consumer.fetch({a: 13}, {a: (14, None)}, epoch=0)  # a new one says all again
+    consumer.fetch({a: 13}, {a: (14, None)}, epoch=0)  # a new session names all partitions again
     cluster.now_ns += lag.UNCONFIRMED_NS + 10 * MS
     consumer.fetch({}, {}, epoch=1)
-    assert {of: told[0] for of, told in cluster.lags().items()} == {("c", "orders"): 5, ("c", "invoices"): 3}
+    assert {of: lag[0] for of, lag in cluster.lags().items()} == {("c", "orders"): 5, ("c", "invoices"): 3}
 
 
-def test_a_consumer_that_stands_still_falls_behind_what_others_hear():
+def test_the_lag_of_an_idle_consumer_follows_high_watermarks_seen_by_others():
     cluster = Cluster()
     slow, quick = cluster.consumer("slow"), cluster.consumer("quick", version=16)
     slow.ask(METADATA, 12, {}, {"topics": [{"name": "orders", "topicId": IDS["orders"]}]})
@@ -190,7 +190,9 @@ def test_a_consumer_that_stands_still_falls_behind_what_others_hear():
     cluster.now_ns += 10**9
     assert cluster.lags() == {("slow", "orders"): (990, 1.0), ("quick", "orders"): (0, 0.0)}
     cluster.now_ns += lag.UNCONFIRMED_NS + 10 * MS
-    assert cluster.lags().keys() == {("slow", "orders")}  # nobody confirms the end where the other one is
+    assert cluster.lags().keys() == {
+        ("slow", "orders")
+    }  # the log end that the other one reached is no longer confirmed
     slow.counting.closed("client_closed")
     assert not cluster.lags()
 
@@ -211,21 +213,23 @@ def test_a_partition_that_moved_to_another_broker_is_counted_once():
 
 
 @pytest.mark.parametrize("version", [1, 8, 10])
-def test_a_group_is_where_it_has_committed(version):
+def test_the_lag_of_a_group_counts_from_its_committed_offsets(version):
     cluster = Cluster()
     member, committer = cluster.consumer(version=16), cluster.consumer()
     member.ask(METADATA, 12, {}, {"topics": [{"name": "orders", "topicId": IDS["orders"]}]})
     orders, other = ("orders", 0), ("orders", 1)
     member.fetch({orders: 0, other: 0}, {orders: (300, batch(0, 100)), other: (50, batch(0, 50, NOW_MS + 300))})
-    committer.commit("billing", {orders: 60, other: 50}, version)  # of what one answer brought, the newest has a time
+    committer.commit("billing", {orders: 60, other: 50}, version)  # only the last record of a response has a known time
     assert cluster.lags("group") == {("billing", "orders"): (240, None)}
     cluster.now_ns += 10**9
-    committer.commit("billing", {orders: 100, other: 40}, version, errors=[1])  # refused in part: the rest counts
+    committer.commit(
+        "billing", {orders: 100, other: 40}, version, errors=[1]
+    )  # one partition is refused, the other counts
     assert cluster.lags("group") == {("billing", "orders"): (200, 1.0)}
     member.fetch({orders: 100}, {orders: (900, batch(100, 100, NOW_MS + 900))})
     committer.commit("billing", {orders: 150}, version)
     assert cluster.lags("group") == {("billing", "orders"): (750, 1.0)}  # not older than record 99
-    for first in range(200, 900, 10):  # what it committed stays known when later records are all that is remembered
+    for first in range(200, 900, 10):  # the committed record stays dated after its mark is evicted
         member.fetch({orders: first}, {orders: (900, batch(first, 10, NOW_MS + 950))})
     committer.commit("billing", {orders: 150}, version)
     assert cluster.lags("group") == {("billing", "orders"): (750, 1.0)}
@@ -233,14 +237,14 @@ def test_a_group_is_where_it_has_committed(version):
     assert cluster.lags("group")["billing", "orders"][0] == 750
 
 
-def test_that_a_group_is_at_the_end_is_told_while_somebody_hears_of_it():
-    """A consumer that dies where the log ended then must not look well for ever after."""
+def test_a_lag_of_0_is_reported_only_while_fetches_confirm_the_log_end():
+    """A consumer that dies at the log end must not show a lag of 0 for ever."""
     cluster = Cluster()
     member, other = cluster.consumer(), cluster.consumer("another")
     orders, clicks = ("orders", 0), ("clicks", 0)
     member.fetch({orders: 5, clicks: 5}, {orders: (5, None), clicks: (9, None)}, epoch=0)
     member.commit("billing", {orders: 5, clicks: 5})
-    for epoch in range(1, 5):  # an idle session hears that nothing has changed
+    for epoch in range(1, 5):  # empty responses confirm that nothing changed
         cluster.now_ns += lag.UNCONFIRMED_NS // 2
         member.fetch({}, {}, epoch=epoch)
     assert cluster.lags("group") == {("billing", "orders"): (0, 0.0), ("billing", "clicks"): (4, None)}
@@ -251,7 +255,7 @@ def test_that_a_group_is_at_the_end_is_told_while_somebody_hears_of_it():
 
 
 def test_an_hour_without_a_record_is_no_lag_when_one_comes():
-    """The member is at the end, commits every five seconds, and its session leaves out what has not changed."""
+    """The member is at the log end, keeps committing, and its session omits unchanged partitions."""
     cluster = Cluster()
     member = cluster.consumer()
     orders = ("orders", 0)
@@ -264,13 +268,13 @@ def test_an_hour_without_a_record_is_no_lag_when_one_comes():
     cluster.now_ns += 10**9
     member.commit("billing", {orders: 1})
     assert cluster.lags("group") == {("billing", "orders"): (0, 0.0)}
-    # A record comes, alone in its answer: its age is its own.
+    # A record arrives alone in its response: its age is exact.
     member.fetch({}, {orders: (2, batch(1, 1, cluster.now_ns // MS - 300))}, epoch=60)
     cluster.now_ns += 4 * 10**9
     assert cluster.lags("group") == {("billing", "orders"): (1, 4.3)}
     member.commit("billing", {orders: 2})
     assert cluster.lags("group") == {("billing", "orders"): (0, 0.0)}
-    # Later several come at once: they cannot be older than the last answer that knew of no change.
+    # Later several arrive at once: they cannot be older than the last response without a change.
     cluster.now_ns += 3000 * 10**9
     member.fetch({}, {}, epoch=61)
     cluster.now_ns += 10**9 // 2
@@ -280,8 +284,8 @@ def test_an_hour_without_a_record_is_no_lag_when_one_comes():
 
 
 @pytest.mark.parametrize(("lag_s", "rate"), [(40, 10), (3600, 1)])
-def test_a_group_that_prefetches_has_an_age_however_far_behind_it_is(lag_s, rate):
-    """It fetches to the end, `rate` answers a second, and commits what it fetched `lag_s` ago."""
+def test_a_group_that_prefetches_has_a_lag_in_seconds_at_any_distance(lag_s, rate):
+    """It fetches to the log end, `rate` responses a second, and commits records that it fetched `lag_s` ago."""
     cluster = Cluster()
     member = cluster.consumer()
     orders = ("orders", 0)
@@ -302,11 +306,11 @@ def test_a_stepped_wall_clock_moves_the_age_of_records_and_hides_nothing():
     member.fetch({("orders", 0): 0}, {("orders", 0): (9, batch(0, 5))})
     lags = cluster.metrics.cluster("default").lags
     for step_s in (61, 3601, -3601):
-        told = dict(lags.shown(cluster.now_ns, cluster.now_ns + step_s * 10**9))
-        assert told["client_id"] == [("c", "orders", lag.Lag(4, pytest.approx(max(0, step_s), abs=0.1)))]
+        shown = dict(lags.shown(cluster.now_ns, cluster.now_ns + step_s * 10**9))
+        assert shown["client_id"] == [("c", "orders", lag.Lag(4, pytest.approx(max(0, step_s), abs=0.1)))]
 
 
-def test_what_consumers_invent_is_bounded(monkeypatch):
+def test_topics_and_groups_that_consumers_name_are_bounded(monkeypatch):
     monkeypatch.setattr(offsets, "MAX_COMMITTED", 700)
     monkeypatch.setattr(offsets, "MAX_LOGS", 300)
     monkeypatch.setattr(lag, "MAX_POSITIONS", 100)
@@ -318,16 +322,16 @@ def test_what_consumers_invent_is_bounded(monkeypatch):
     lags = cluster.metrics.cluster("default").lags
     (fetching,) = lags.fetching
     assert (len(lags.logs), len(fetching.positions), len(fetching.left)) == (300, 100, 0)
-    for epoch in range(2):  # a new session each time: what was in the old one has left
+    for epoch in range(2):  # a new session each time: partitions of the old one are left
         topics = {(f"t{number}", 0): 1 for number in range(400 - 100 * epoch, 500 - 100 * epoch)}
         consumer.fetch(topics, dict.fromkeys(topics, (10, None)))
     assert (len(fetching.positions), len(fetching.left)) == (100, 100)
     for number in range(1000):
         consumer.commit(f"g{number}", {("t450", 0): number % 10})
     assert len(lags.committed) == 700
-    told = cluster.lags("group")
-    assert len(told) == lag.MAX_SERIES + 1 and told[OTHER, OTHER][0] > 0
-    assert sum(records for records, _ in told.values()) == 70 * sum(range(1, 11))
+    lags_of = cluster.lags("group")
+    assert len(lags_of) == lag.MAX_SERIES + 1 and lags_of[OTHER, OTHER][0] > 0
+    assert sum(records for records, _ in lags_of.values()) == 70 * sum(range(1, 11))
     assert max(len(name) for name, _ in cluster.lags()) < 300
 
 
@@ -335,7 +339,7 @@ def test_many_consumers_together_hold_a_bounded_number_of_positions(monkeypatch)
     monkeypatch.setattr(lag, "MAX_ALL_POSITIONS", 150)
     cluster = Cluster()
     consumers = [cluster.consumer(f"c{number}") for number in range(20)]
-    for turn in range(3):  # a new session each time: what was in the old one has left
+    for turn in range(3):  # a new session each time: partitions of the old one are left
         for consumer in consumers:
             topics = {(f"{turn}-{number}-" + "t" * 5000, 0): 1 for number in range(20)}
             consumer.fetch(topics, dict.fromkeys(topics, (10, None)))
@@ -348,7 +352,7 @@ def test_many_consumers_together_hold_a_bounded_number_of_positions(monkeypatch)
     assert lags.positions == 0 and not lags.fetching
 
 
-def test_positions_that_fit_are_kept_when_their_partitions_are_left(monkeypatch):
+def test_positions_of_partitions_left_are_kept_within_the_limit(monkeypatch):
     monkeypatch.setattr(lag, "MAX_ALL_POSITIONS", 20)
     cluster = Cluster()
     consumer = cluster.consumer()
@@ -360,12 +364,12 @@ def test_positions_that_fit_are_kept_when_their_partitions_are_left(monkeypatch)
     assert (lags.positions, lags.evicted[offsets.POSITION]) == (20, 0)
 
 
-def test_lag_is_scraped_where_bodies_are_looked_at_and_nowhere_else():
-    blind = Cluster(detail=0)
-    consumer = blind.consumer()
+def test_lag_is_exposed_only_if_bodies_are_read():
+    without_bodies = Cluster(detail=0)
+    consumer = without_bodies.consumer()
     consumer.fetch({("orders", 0): 0}, {("orders", 0): (10, batch(0, 5))})
     consumer.commit("billing", {("orders", 0): 5})
-    assert not any("consumer_lag" in name for name in scrape(blind.metrics))
+    assert not any("consumer_lag" in name for name in scrape(without_bodies.metrics))
     cluster = Cluster()
     cluster.now_ns = cluster.metrics.now_ns()
     consumer = cluster.consumer()
@@ -385,18 +389,18 @@ UNCONFIRMED = lag.UNCONFIRMED_NS
 
 
 @pytest.mark.parametrize(
-    ("end", "fetched_ns", "behind", "is_told"),
+    ("end", "fetched_ns", "behind", "is_reported"),
     [
         (8, -1, lag.Lag(3, None), True),
-        (8, 0, lag.Lag(3, None, 1), True),  # a group is behind it: at least so many records
+        (8, 0, lag.Lag(3, None, 1), True),  # the group has at least this lag
         (5, -1, lag.Lag(0, 0.0, is_exact=True), True),
         (5, 0, lag.Lag(None, None, 1), False),
-        (5, 1, lag.Lag(0, 0.0, is_exact=True), True),  # a session has left it out since, as unchanged
+        (5, 1, lag.Lag(0, 0.0, is_exact=True), True),  # a session has omitted it since, as unchanged
         (8, 1, lag.Lag(3, None), True),
     ],
 )
-def test_an_end_is_confirmed_for_a_minute(end, fetched_ns, behind, is_told):
-    """fetched_ns: -1: the end was told a nanosecond less than a minute ago; 0: a minute; 1: a session confirms it."""
+def test_an_end_is_confirmed_for_a_minute(end, fetched_ns, behind, is_reported):
+    """fetched_ns: -1: the end was reported 1 ns less than a minute ago; 0: a minute ago; 1: a session confirms it."""
     lags = lag.Lags(Topics())
     log = lags.logs[ORDERS] = log_end.Log()
     log.end(end, T, 0)
@@ -409,7 +413,7 @@ def test_an_end_is_confirmed_for_a_minute(end, fetched_ns, behind, is_told):
     if fetched_ns < 0:
         fetching.asked_ns = 0
     assert dict(lags.shown(now_ns, T))["group"] == [("billing", "orders", behind)]
-    assert lags.ends(now_ns) == ({ORDERS: end} if is_told else {})
+    assert lags.ends(now_ns) == ({ORDERS: end} if is_reported else {})
 
 
 @pytest.mark.parametrize(
@@ -427,14 +431,14 @@ def test_lags_of_partitions_add_up_and_the_oldest_record_gives_the_age(one, othe
     assert lag._plus(one, other) == lag._plus(other, one) == both
 
 
-def test_of_what_a_consumer_left_the_latest_positions_stay_and_each_other_one_is_counted(monkeypatch):
+def test_the_latest_positions_of_partitions_left_stay_and_evicted_ones_are_counted(monkeypatch):
     monkeypatch.setattr(lag, "MAX_POSITIONS", 2)
     lags = lag.Lags(Topics())
     fetching = lag.Fetching(lags)
     for number, held in enumerate(([0], [0, 1], [1, 2], [2, 3])):
         fetching.positions["orders", number] = offsets.Position(7, -1, T)
         fetching._leave(("orders", number), T + number)
-        fetching._leave(("orders", number), T + 9)  # it has none there any more
+        fetching._leave(("orders", number), T + 9)  # it has no position there any more
         assert [each for _, each in fetching.left] == held
         assert lags.evicted[offsets.POSITION] == max(0, number - 1)
     lags.positions = lag.MAX_ALL_POSITIONS + 1
@@ -444,7 +448,7 @@ def test_of_what_a_consumer_left_the_latest_positions_stay_and_each_other_one_is
     assert not other.left and lags.evicted[offsets.POSITION] == 3
 
 
-def test_of_several_consumers_with_one_name_the_one_that_is_furthest_behind_counts():
+def test_the_largest_lag_of_consumers_with_one_client_id_counts():
     lags = lag.Lags(Topics())
     lags.logs[ORDERS] = log_end.Log()
     lags.logs[ORDERS].end(100, T, 0)
@@ -457,15 +461,15 @@ def test_of_several_consumers_with_one_name_the_one_that_is_furthest_behind_coun
 
 @settings(max_examples=80)
 @given(seed=st.integers(0, 2**32), version=st.sampled_from([6, 7, 12, 16]))
-def test_lag_is_what_a_consumer_lacks_whatever_its_sessions_leave_unsaid(seed, version):
-    """A broker and a client that keep sessions as Kafka's do; the truth is what both know without them."""
+def test_lag_is_right_whatever_fetch_sessions_omit(seed, version):
+    """Model of a broker and a client with Kafka's fetch sessions; the expected lag comes from their full state."""
     dice = random.Random(seed)
     cluster = Cluster()
     consumer = cluster.consumer(version=version)
     consumer.ask(METADATA, 12, {}, {"topics": [{"name": name, "topicId": key} for key, name in NAMES.items()]})
     logs = {(topic, number): dice.randrange(50) for topic in IDS for number in range(3)}
-    assigned, named, told, left = {}, {}, {}, {}  # positions; those last named; ends last told; positions given up
-    session = {}  # the broker's: partition -> (offset, end last told)
+    assigned, named, ends, left = {}, {}, {}, {}  # positions; as last named; log ends as last sent; positions left
+    session = {}  # the broker's: partition -> (offset, log end last sent)
     epoch = 0
     for _ in range(40):
         for key in dice.sample(sorted(logs), 2):
@@ -492,18 +496,18 @@ def test_lag_is_what_a_consumer_lacks_whatever_its_sessions_leave_unsaid(seed, v
             if count or end != logs[key]:
                 answer[key] = (logs[key], batch(offset, count) if count else None)
                 session[key] = (offset, logs[key])
-                told[key] = logs[key]
+                ends[key] = logs[key]
                 if count:
                     assigned[key] = offset + count
         consumer.fetch(asked, answer, epoch, forgotten)
         epoch += 1
         expected = Counter()
         for (topic, number), offset in (left | assigned).items():
-            expected["c", topic] += max(0, told[topic, number] - offset)
+            expected["c", topic] += max(0, ends[topic, number] - offset)
         assert {of: records for of, (records, _) in cluster.lags().items()} == expected
 
 
-def test_a_scrape_takes_ages_while_logs_change():
+def test_a_scrape_reads_record_ages_while_logs_change():
     log = log_end.Log()
     log.marks.extend((number, number + 1, number) for number in range(log_end.MARKS))
     over = threading.Event()

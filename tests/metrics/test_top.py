@@ -1,4 +1,4 @@
-"""Who has a series of its own: the largest, for long; how many series there ever are; and that nothing is lost."""
+"""Top keys by size: the largest keep their own series, the number of series is bounded, and no count is lost."""
 
 import random
 from collections import Counter
@@ -16,15 +16,15 @@ SCRAPE = 15 * SECOND
 
 
 class Scraped:
-    """A Top of topics that is scraped as it goes, as Prometheus sees it: counters by series, and who was ever shown."""
+    """A Top of topics as Prometheus scrapes it: counters by series, and all keys that ever had a series."""
 
     def __init__(self, limit):
         self.top = Top(limit, TopicCells)
         self.limit = limit
         self.true = Counter()
         self.ever = set()  # keys that had a series
-        self.seen = {}  # series -> last value, of those that the last scrape had
-        self.ended = 0  # the last values of all series that ended
+        self.seen = {}  # series of the last scrape -> value
+        self.ended = 0  # sum of the last values of all ended series
         self.now_ns = 1_700_000_000 * SECOND
         self.begun_ns = self.now_ns
 
@@ -51,16 +51,16 @@ class Scraped:
         return shown
 
     def total(self):
-        """All that Prometheus has of it."""
+        """Return the sum over all series that Prometheus has seen."""
         return self.ended + sum(self.seen.values())
 
     def most_ever(self):
-        """How many keys can have had a series by now, whatever they did."""
+        """Return the largest possible number of keys that had a series so far."""
         return self.limit + max(1, self.limit // 10) + (self.now_ns - self.begun_ns) // REPLACE_NS + 1
 
 
-def test_topics_of_equal_size_are_not_shown_in_turn():
-    """A hundred large topics, 2400 small ones, a cap of 500, ten minutes of scrapes."""
+def test_topics_of_equal_size_do_not_take_turns_in_having_a_series():
+    """A hundred large topics, 2400 small ones, a limit of 500, ten minutes of scrapes."""
     dice = random.Random(1)
     scraped = Scraped(500)
     names = [f"hot-{number}" for number in range(100)] * 10 + [f"cool-{number}" for number in range(2400)]
@@ -75,7 +75,7 @@ def test_topics_of_equal_size_are_not_shown_in_turn():
     assert scraped.total() == scraped.true.total()
 
 
-def test_a_large_newcomer_gets_its_series_and_invented_names_do_not():
+def test_a_large_new_topic_gets_a_series_and_random_names_do_not():
     dice = random.Random(2)
     scraped = Scraped(20)
     for step in range(20_000):
@@ -89,7 +89,7 @@ def test_a_large_newcomer_gets_its_series_and_invented_names_do_not():
     assert len(scraped.ever) <= scraped.most_ever()
     assert scraped.total() == scraped.true.total()
     for key in heavy:
-        assert scraped.seen[key] > 0.25 * scraped.true[key]  # it had to show first that it is large
+        assert scraped.seen[key] > 0.25 * scraped.true[key]  # it had to grow before its admission
 
 
 def test_a_series_begins_at_its_admission_and_other_never_jumps():
@@ -100,11 +100,11 @@ def test_a_series_begins_at_its_admission_and_other_never_jumps():
     scraped.count("new", 250)
     after = scraped.scrape()
     assert after["new"] == 250 and None not in after
-    assert before.items() <= after.items()  # whoever lost its place is shown as it was
+    assert before.items() <= after.items()  # a replaced key is shown unchanged
     lost = (before.keys() - scraped.top.cells.keys()).pop()
     scraped.count(lost, 10)
     assert scraped.scrape()[None] == 10 and scraped.scrape()[lost] == 100
-    scraped.count(lost, 250)  # it certainly had 260 lately, but the one place that is given at once has been given
+    scraped.count(lost, 250)  # its recent size is at least 260, but the one immediate replacement is used up
     scraped.now_ns += REPLACE_NS
     scraped.count(lost, 5)
     assert scraped.scrape()[lost] == 105
@@ -114,7 +114,7 @@ def test_a_series_begins_at_its_admission_and_other_never_jumps():
 
 
 def test_a_series_that_had_ended_begins_at_0():
-    """Its key comes back after LEAVE_NS, and before the cells that left are swept away."""
+    """Its key returns after LEAVE_NS and before the sweep of replaced cells."""
     scraped = Scraped(1)
     for key, size, pause_s in (("a", 10, 0), ("b", 100, 0), ("c", 1, 250), ("a", 900, 51), ("a", 5, 0)):
         scraped.now_ns += pause_s * SECOND
@@ -125,20 +125,20 @@ def test_a_series_that_had_ended_begins_at_0():
     assert scraped.total() == scraped.true.total()
 
 
-def test_what_was_large_long_ago_gives_way():
+def test_a_topic_that_was_large_long_ago_is_replaced():
     scraped = Scraped(10)
     for number in range(10):
         scraped.count(f"old-{number}", 1 << 20)
     for _ in range(20):
         scraped.now_ns += HALVE_NS
         for number in range(10):
-            scraped.count(f"old-{number}", 1)  # it trickles on: it is not gone
+            scraped.count(f"old-{number}", 1)  # still active, at a low rate
         scraped.count("new", 1000)
     assert "new" in scraped.scrape()
 
 
 @pytest.mark.parametrize("sizes", [(20,), (10, 10)], ids=["at once", "when the smallest is known"])
-def test_whoever_had_exactly_half_as_much_keeps_its_place(sizes):
+def test_a_key_with_exactly_half_as_much_is_not_replaced(sizes):
     scraped = Scraped(2)
     scraped.count("a", 10)
     scraped.count("b", 11)
@@ -151,7 +151,7 @@ def test_whoever_had_exactly_half_as_much_keeps_its_place(sizes):
     assert scraped.scrape() == {"a": 10, "b": 11, "new": 1, None: 20}
 
 
-def test_a_series_that_lost_its_place_is_shown_for_so_long_and_no_longer():
+def test_a_replaced_series_is_shown_for_exactly_leave_ns():
     scraped = Scraped(1)
     scraped.count("a", 10)
     scraped.count("new", 21)
@@ -162,7 +162,7 @@ def test_a_series_that_lost_its_place_is_shown_for_so_long_and_no_longer():
     assert set(scraped.scrape()) == {"new"}
 
 
-def test_places_that_nobody_took_are_not_saved_up():
+def test_unused_replacements_do_not_accumulate():
     for limit, most in ((5, 1), (30, 3)):
         scraped = Scraped(limit)
         for number in range(limit):
@@ -174,12 +174,12 @@ def test_places_that_nobody_took_are_not_saved_up():
         assert sum(key.startswith("new") for key in scraped.top.cells) == most
 
 
-def test_halving_makes_nobody_larger_than_it_certainly_was():
-    """A candidate that took the place of another may have had as much: that doubt is rounded up."""
+def test_halving_never_raises_the_certain_size_of_a_candidate():
+    """A candidate that replaced another may have had its count: this error is rounded up."""
     scraped = Scraped(1)
     scraped.count("a", 1_000_000)
     scraped.count("b", 7)
-    scraped.count("c", 4)  # at least 4, at most 11: what b had may have been its own
+    scraped.count("c", 4)  # at least 4, at most 11: b's count may have been its own
     scraped.now_ns += HALVE_NS
     scraped.count("a", 0)
     scraped.top._sweep(scraped.now_ns)
@@ -187,8 +187,8 @@ def test_halving_makes_nobody_larger_than_it_certainly_was():
     assert (candidate.count, candidate.error) == (5, 4)
 
 
-def test_keys_of_any_kind_are_candidates_side_by_side():
-    """Topics have a name or an id, clients a pair: equal counts say nothing of which key is less."""
+def test_keys_of_different_types_can_be_candidates_together():
+    """Topics have a name or an id, clients a pair: with equal counts the keys themselves cannot be compared."""
     scraped = Scraped(4)
     for number in range(4):
         scraped.count(f"old-{number}", 1000)
@@ -203,8 +203,8 @@ def test_keys_of_any_kind_are_candidates_side_by_side():
     limit=st.integers(1, 6),
     steps=st.lists(st.tuples(st.integers(0, 12), st.integers(1, 50), st.integers(0, 90)), max_size=200),
 )
-def test_nothing_is_lost_and_the_number_of_series_is_bounded(limit, steps):
-    """Whatever comes: all series together hold all that was counted."""
+def test_no_count_is_lost_and_the_number_of_series_is_bounded(limit, steps):
+    """For any input, all series together hold everything that was counted."""
     scraped = Scraped(limit)
     for key, size, pause_s in steps:
         scraped.now_ns += pause_s * SECOND
@@ -215,7 +215,7 @@ def test_nothing_is_lost_and_the_number_of_series_is_bounded(limit, steps):
     assert len(scraped.ever) <= scraped.most_ever()
 
 
-def test_clients_that_are_connected_stay_and_those_that_left_make_room():
+def test_connected_clients_keep_their_series_and_disconnected_ones_are_replaced():
     top = Top(10, ClientCells)
     now_ns = 1_700_000_000 * SECOND
     stay = [top.cell_for(f"stays-{number}", 1, now_ns) for number in range(9)]
@@ -230,8 +230,8 @@ def test_clients_that_are_connected_stay_and_those_that_left_make_room():
     assert {f"stays-{number}" for number in range(9)} | {"comes"} == top.cells.keys()
 
 
-def test_a_place_is_taken_by_twice_as_much_and_a_bit_and_once_a_minute():
-    """At times that are whole minutes: a tenth of the places may change at once, and one more each minute."""
+def test_a_series_is_replaced_by_a_key_more_than_twice_as_large_and_once_a_minute():
+    """On whole minutes: a tenth of the series may be replaced at once, and one more each minute."""
     begun = 1_700_000_040 * SECOND
     assert begun % (60 * SECOND) == 0
     top = Top(10, TopicCells)
@@ -268,7 +268,7 @@ def test_sizes_are_halved_every_ten_minutes():
 
 
 @pytest.mark.parametrize("more_ns", [-1, 0, 1])
-def test_a_series_that_was_replaced_goes_on_for_five_minutes_and_then_begins_at_0(more_ns):
+def test_a_replaced_series_is_shown_for_five_minutes_and_then_restarts_at_0(more_ns):
     top = Top(1, TopicCells)
     begun_ns = 1_700_000_000 * SECOND
     first = top.cell_for("a", 1, begun_ns)

@@ -22,7 +22,7 @@ from tests.protocol.messages import Layout, bodies, layouts, leaves, vectors
 
 FIELDS = ("acks", "timeoutMs", "transactionalId", "groupId", "maxWaitMs", "mechanism", "topicData")
 PREFIX = FIELDS[:-1]
-NOISE = bytes(range(255, 155, -1))  # what stands behind a frame in a shared buffer
+NOISE = bytes(range(255, 155, -1))  # bytes after a frame in a shared buffer
 
 
 @cache
@@ -31,7 +31,7 @@ def bodies_of(layout: Layout) -> st.SearchStrategy:
 
 
 def scan_of(layout: Layout, body: dict) -> tuple:
-    """What a scan must say, taken from the whole decode."""
+    """Return the expected result of a scan, computed from the full decode."""
     fields = layout.message.fields
     names = {field.name for field in fields if layout.version in field.versions}
     errors = tuple(code for code in _codes(fields, body) if code)
@@ -52,7 +52,7 @@ def _codes(fields: tuple, body: dict):
 
 
 def check_wire_plans(layout: Layout, frame: bytes, body: dict) -> None:
-    """The plans that look only where they must agree with the whole decode, in the middle of a larger buffer too."""
+    """Check that partial plans agree with the full decode, in the middle of a larger buffer too."""
     before = b"\x7f\xff\xff"
     buffer = memoryview(before + frame + NOISE)
     start, end = len(before) + layout.start, len(before) + len(frame)
@@ -117,7 +117,7 @@ def arrays_of(fields: tuple, version: int, above: str = ""):
 
 
 def test_vectors() -> None:
-    """All frames of the official library: the same JSON, the same bytes again, and every plan agrees."""
+    """Frames of the official library decode to its JSON, encode to the same bytes, and every plan agrees."""
     for layout, frame, expected, said in vectors():
         header, body = layout.decode(frame)
         rendered = json.dumps(render(layout.message, body), sort_keys=True)
@@ -135,14 +135,14 @@ def test_vectors() -> None:
 
 
 def test_truncated_vectors() -> None:
-    """A frame that is cut anywhere is Malformed, for every plan, even if the rest of it still stands in the buffer."""
+    """A frame cut anywhere is Malformed for every plan, even if its remaining bytes are in the buffer."""
     for number, (layout, frame, _, said) in enumerate(vectors()):
         for cut in {*range(number % 7, len(frame), max(len(frame) // 16, 1)), len(frame) - 1}:
             with pytest.raises(Malformed):
                 layout.decode(frame[:cut])
             if cut < layout.start:
                 continue
-            if layout.side == "response" and codec_of_whole(layout, frame[: layout.start + 2]):
+            if layout.side == "response" and has_its_own_layout(layout, frame[: layout.start + 2]):
                 with pytest.raises(Malformed):
                     codec.response_scan(layout.api_key, layout.version)(frame + NOISE, layout.start, cut)
                 with pytest.raises(Malformed):
@@ -158,14 +158,14 @@ def test_truncated_vectors() -> None:
                 assert prefix(frame, layout.start, layout.start) is None or whole[0] == nothing
 
 
-def codec_of_whole(layout: Layout, head: bytes) -> bool:
-    """Not an ApiVersions answer of error 35, whose layout is another."""
+def has_its_own_layout(layout: Layout, head: bytes) -> bool:
+    """Return False for an ApiVersions response with error 35, which uses the layout of version 0."""
     return layout.api_key != 18 or head[-2:] != b"\0\x23"
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_what_is_encoded_is_decoded(data: st.DataObject) -> None:
+def test_encoded_bodies_decode_to_the_same_values(data: st.DataObject) -> None:
     """Any body of any layout survives, unknown tags at every level and trailing bytes included."""
     layout = data.draw(st.sampled_from(layouts()))
     body = data.draw(bodies_of(layout))
@@ -174,7 +174,7 @@ def test_what_is_encoded_is_decoded(data: st.DataObject) -> None:
         body[codec.TRAILING] = trailing
     frame = layout.encode(body)
     if layout.api_key == 18 and layout.side == "response" and body["errorCode"] == 35 and layout.version:
-        return  # it is read as version 0: see below
+        return  # read as version 0: see below
     assert layout.decode(frame)[1] == body
     assert layout.decode(memoryview(frame))[1] == body
     check_wire_plans(layout, frame, body)
@@ -184,7 +184,7 @@ def test_what_is_encoded_is_decoded(data: st.DataObject) -> None:
 
 
 def test_mutated_vectors() -> None:
-    """Bytes that were harmed raise the documented errors or decode; what decodes is scanned and located alike."""
+    """Mutated bytes raise the documented errors or decode; scan and locate then agree with the decode."""
     dice = random.Random(20)
     for layout, frame, _, _ in vectors():
         for _ in range(4):
@@ -200,7 +200,7 @@ def test_mutated_vectors() -> None:
                 body = None
             if layout.side == "response":
                 scan = codec.response_scan(layout.api_key, layout.version)
-                if body is not None and codec_of_whole(layout, harmed[:6]):
+                if body is not None and has_its_own_layout(layout, harmed[:6]):
                     assert scan(harmed, 4, len(harmed)) == scan_of(layout, body)
                 with suppress(Malformed):
                     scan(harmed, 4, len(harmed))
@@ -217,7 +217,7 @@ def test_mutated_vectors() -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(layouts()), st.binary(max_size=200))
-def test_any_bytes_at_all(layout: Layout, noise: bytes) -> None:
+def test_any_bytes_decode_or_raise_protocol_errors(layout: Layout, noise: bytes) -> None:
     frame = layout.encode({})[: layout.start] + noise
     with suppress(ProtocolError):
         layout.decode(frame)
@@ -240,7 +240,7 @@ ACKS_VERSIONS = (0, 2, 3, 8, 9, 13)
 @each("timeout", [0, 30000, 0x01000000, -1, 0x7FFFFFFF])
 @each("transactional_id", [None, "", "t", "é" * 63, "x" * 127, "x" * 200, "x" * 20000])
 def test_acks_in_all_three_layouts(version: int, acks: int, timeout: int, transactional_id: str | None) -> None:
-    """Nothing may come out right by luck: compact lengths of several bytes, no zero bytes beside the field."""
+    """Values leave no room for luck: compact lengths of several bytes, no zero bytes next to the field."""
     layout = Layout(schema().apis[0].request, version, 0, "request")
     known = transactional_id if version >= 3 else None
     body = {"acks": acks, "timeoutMs": timeout, "topicData": [{"partitionData": [{"records": b"\xff" * 300}]}]}
@@ -268,7 +268,7 @@ def test_acks_in_all_three_layouts(version: int, acks: int, timeout: int, transa
 
 
 def test_prefix_of_text_that_is_not_utf8() -> None:
-    """A client with a Latin-1 id is served by brokers; it must not be a fault of the proxy's."""
+    """Brokers serve a client with a Latin-1 id, so the prefix must not raise."""
     frame = codec.encode_request(
         {"requestApiKey": 12, "requestApiVersion": 0, "correlationId": 1, "clientId": "abc"}, {}
     )
@@ -278,14 +278,14 @@ def test_prefix_of_text_that_is_not_utf8() -> None:
         codec.decode_request(harmed)
 
 
-def test_prefix_says_malformed_once_it_is_certain() -> None:
+def test_prefix_raises_malformed_as_soon_as_it_is_certain() -> None:
     frame = b"\0\0\0\x09\0\0\0\1" + b"\0\1c" + b"\0" + b"\xff\xff\xff\xff\xff\xff" + b"\0" * 20
     with pytest.raises(Malformed):
         codec.request_prefix(0, 9, ("acks",))(frame, 8, len(frame))
 
 
 def test_api_versions_is_answered_in_version_0_when_unsupported() -> None:
-    """KIP-511, whatever version was asked."""
+    """KIP-511: for a request in any version."""
     body = {"errorCode": 35, "apiKeys": [{"apiKey": 18, "minVersion": 0, "maxVersion": 4}]}
     frame = codec.encode_response(18, 0, {"correlationId": 3}, body)
     for version in schema().apis[18].response.versions:
@@ -296,7 +296,7 @@ def test_api_versions_is_answered_in_version_0_when_unsupported() -> None:
 
 
 @pytest.mark.parametrize("layout", [0, 3, 5])
-def test_api_versions_of_error_35_is_read_for_a_version_that_nobody_here_knows(layout: int) -> None:
+def test_an_api_versions_response_with_error_35_is_read_for_an_unknown_version(layout: int) -> None:
     body = {"errorCode": 35, "apiKeys": [{"apiKey": 18, "minVersion": 0, "maxVersion": 4}]}
     frame = codec.encode_response(18, layout, {"correlationId": 3}, body | ({"throttleTimeMs": 7} if layout else {}))
     assert codec.decode_response(frame, 18, 99)[1]["apiKeys"] == body["apiKeys"]
@@ -315,14 +315,14 @@ def test_api_versions_of_error_35_is_read_for_a_version_that_nobody_here_knows(l
         (b"", (-1, None, (), False)),
     ],
 )
-def test_of_an_api_versions_that_nobody_here_knows_only_error_35_is_read(body: bytes, found: tuple) -> None:
+def test_only_error_35_is_read_from_an_api_versions_response_of_an_unknown_version(body: bytes, found: tuple) -> None:
     assert codec.scan_unknown_api_versions(b"????" + body + b"\0\x23", 4, 4 + len(body)) == found
 
 
 @pytest.mark.parametrize("version", schema().apis[18].response.versions)
 @pytest.mark.parametrize("count", [0, 1, 130])
-def test_api_versions_of_error_35_is_read_in_the_version_asked_for_too(version: int, count: int) -> None:
-    """As librdkafka's mock broker answers; Kafka's client reads either."""
+def test_an_api_versions_response_with_error_35_is_read_in_the_requested_version_too(version: int, count: int) -> None:
+    """librdkafka's mock broker answers like this; Kafka's client reads both layouts."""
     offers = [{"apiKey": 18, "minVersion": 0, "maxVersion": 4}] * count
     body = {"errorCode": 35, "apiKeys": offers, **({"throttleTimeMs": 1 << 20} if version else {})}
     if version > 2:
@@ -351,7 +351,7 @@ def test_locate_in_a_tagged_field() -> None:
 
 
 @pytest.mark.parametrize("read", (codec.decode_request, codec.decode_flat_request))
-def test_a_request_says_its_api_in_four_bytes(read: Callable[[bytes], object]) -> None:
+def test_the_api_of_a_request_takes_four_bytes(read: Callable[[bytes], object]) -> None:
     for size in range(4):
         with pytest.raises(Malformed, match=f"a request of {size} bytes: too short for an API key and a version"):
             read(bytes(size))
@@ -360,8 +360,8 @@ def test_a_request_says_its_api_in_four_bytes(read: Callable[[bytes], object]) -
 
 
 @pytest.mark.parametrize("key, version", [(3, 256), (3, -1), (259, 0), (-253, 0), (3, 268), (3, -244)])
-def test_an_api_and_a_version_have_two_bytes_each(key: int, version: int) -> None:
-    """And are signed: the last byte alone would be a known one."""
+def test_api_key_and_version_are_signed_and_have_two_bytes_each(key: int, version: int) -> None:
+    """The last byte alone would be a known key or version."""
     frame = key.to_bytes(2, signed=True) + version.to_bytes(2, signed=True) + bytes(40)
     said = f"Metadata version {version} is not known" if key == 3 else f"API key {key} is not known"
     for read in (codec.decode_request, codec.decode_flat_request, partial(sliced, codec.request_in_slices)):
@@ -369,7 +369,7 @@ def test_an_api_and_a_version_have_two_bytes_each(key: int, version: int) -> Non
         assert isinstance(found, tuple) and found[0] is Unsupported and said in str(found[1])
 
 
-def test_what_is_not_known() -> None:
+def test_unknown_apis_versions_and_messages_are_refused() -> None:
     with pytest.raises(Unsupported, match="API key 1000"):
         codec.decode_request(b"\x03\xe8\0\0" + b"\0" * 20)
     with pytest.raises(Unsupported, match="Produce version 99 is not known; known are 0 to 13"):
@@ -384,7 +384,7 @@ def test_what_is_not_known() -> None:
     with pytest.raises(Unsupported):
         codec.decode_data("GroupMetadataKey", b"\0\1\0\0")
     for read in (codec.decode_data, lambda name, frame: codec.at_once(codec.data_in_slices(name, frame))):
-        for version in (b"\0\x63\0\0", b"\0\x63", b"\1\0" + bytes(40)):  # 99, with nothing behind it too, and 256
+        for version in (b"\0\x63\0\0", b"\0\x63", b"\1\0" + bytes(40)):  # 99 with and without a body, and 256
             with pytest.raises(Unsupported):
                 read("GroupMetadataValue", version)
         with pytest.raises(Malformed, match="1 bytes, too short for a version"):
@@ -405,13 +405,13 @@ def test_what_is_not_known() -> None:
         ({"transactionalId": "x" * 40000}, "32767 are the most"),
     ],
 )
-def test_what_cannot_be_encoded(body: dict, says: str) -> None:
+def test_values_that_cannot_be_encoded_are_refused(body: dict, says: str) -> None:
     header = {"requestApiKey": 0, "requestApiVersion": 8, "correlationId": 1, "clientId": None}
     with pytest.raises(Malformed, match=says):
         codec.encode_request(header, body)
 
 
-def test_tagged_fields_are_strict_where_a_round_trip_would_lose_something() -> None:
+def test_tagged_fields_that_would_not_survive_a_round_trip_are_refused() -> None:
     whole = codec.encode_response(1, 18, {"correlationId": 3}, {"nodeEndpoints": []})
     assert whole.endswith(b"\x01\x00\x01\x01")
     for tags, says in (
@@ -427,7 +427,7 @@ def test_tagged_fields_are_strict_where_a_round_trip_would_lose_something() -> N
 PUSH = {"requestApiKey": 72, "requestApiVersion": 0, "correlationId": 1, "clientId": "c"}
 
 
-def test_a_flat_request_decodes_as_any_other() -> None:
+def test_a_flat_request_decodes_like_any_other() -> None:
     for tags in ({}, {5: b""}, {5: b"x" * 5000, 900: b""}):
         frame = codec.encode_request({**PUSH, "_tags": tags}, {"metrics": b"m" * 500_000, "_tags": tags})
         assert codec.decode_flat_request(frame) == codec.decode_request(frame)
@@ -438,15 +438,15 @@ def test_a_flat_request_decodes_as_any_other() -> None:
 
 @pytest.mark.parametrize(("fields", "is_read"), [(0, True), (1, True), (2, True), (3, False)])
 def test_a_flat_request_ends_with_its_third_slice(fields: int, is_read: bool) -> None:
-    """A token or text ends the first, and a tagged field of a later release the second."""
+    """The first slice ends at a token or text, the second at a tagged field of a later release."""
     frame = codec.encode_request(PUSH, {"metrics": b"m" * 5000, "_tags": {5 + n: b"x" * 5000 for n in range(fields)}})
     found = outcome(codec.decode_flat_request, frame)
     assert (found == codec.decode_request(frame)) == is_read
 
 
 @pytest.mark.parametrize("where", ["header", "body"])
-def test_of_a_flat_request_few_tagged_fields_are_read(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large it is: to decode a million of them takes a second."""
+def test_a_flat_request_with_many_tagged_fields_is_refused_early(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding a million tagged fields would take a second."""
     tags = {"_tags": dict.fromkeys(range(50_000), b"")}
     frame = codec.encode_request(PUSH | (tags if where == "header" else {}), tags if where == "body" else {})
     assert len(codec.decode_request(frame)[where == "body"]["_tags"]) == 50_000
@@ -464,8 +464,8 @@ def _counted(slices: codec.Slices, counted: list[int]) -> codec.Slices:
         yield
 
 
-def test_a_claimed_length_allocates_nothing() -> None:
-    """Counts and sizes of two thousand million in small frames, for every layout and every plan."""
+def test_a_length_larger_than_the_frame_allocates_nothing() -> None:
+    """Small frames with counts and sizes of two billion, for every layout and every plan."""
     tracemalloc.start()
     try:
         for layout, frame, _, _ in vectors():
@@ -489,7 +489,7 @@ def _exercise(layout: Layout, hostile: bytes) -> None:
 
 
 def test_is_noted() -> None:
-    """Every int16 of an answer that is an error code by its name is one that scans collect."""
+    """Scans collect every int16 of a response that is named as an error code."""
     for layout in layouts():
         if layout.side == "response":
             for path in paths_of(layout.message.fields, layout.version):
@@ -501,11 +501,11 @@ def test_is_noted() -> None:
 
 
 def outcome(read: Callable[..., object], *arguments: object) -> object:
-    """What a reader or writer returns, or which fault it raises."""
+    """Return the result of a reader or writer, or the type and text of its error."""
     try:
         return read(*arguments)
     except ProtocolError as fault:
-        return type(fault), str(fault).partition(";")[0]  # behind it, a hint for who decodes by hand
+        return type(fault), str(fault).partition(";")[0]  # without the hint for people who decode by hand
 
 
 def sliced(make: Callable[..., codec.Slices], *arguments: object) -> object:
@@ -513,7 +513,7 @@ def sliced(make: Callable[..., codec.Slices], *arguments: object) -> object:
 
 
 def check_slices(layout: Layout, frame: bytes) -> None:
-    """What is read in slices is what is read at once, or the same fault."""
+    """Reading in slices gives the same result or the same error as reading at once."""
     if layout.side == "data":
         name = layout.message.name
         if layout.message.role != "key":
@@ -534,8 +534,8 @@ def check_slices(layout: Layout, frame: bytes) -> None:
         assert sliced(in_slices, *span) == outcome(located, *span)
 
 
-def test_in_slices_the_same_is_read_and_written() -> None:
-    """Of every vector, whole, cut, or with bytes behind its body."""
+def test_slices_read_and_write_the_same_as_one_call() -> None:
+    """Every vector: complete, truncated, or with bytes after its body."""
     for number, (layout, frame, _, _) in enumerate(vectors()):
         check_slices(layout, (frame, frame + b"behind", frame[: number % len(frame)])[number % 3])
         header, body = layout.decode(frame)
@@ -547,7 +547,7 @@ def test_in_slices_the_same_is_read_and_written() -> None:
         codec.locate_in_slices(18, 0, "response", ())
 
 
-def test_what_cannot_be_written_in_slices_is_the_same_fault() -> None:
+def test_writing_in_slices_raises_the_same_errors() -> None:
     for body in ({"acks": 1}, {"topics": [{"name": 5}]}, {"brokers": None}, {"brokers": "abc"}, {"controllerId": "x"}):
         arguments = 3, 8, {"correlationId": 1}, body
         assert sliced(codec.response_in_slices, *arguments) == outcome(codec.encode_response, *arguments)
@@ -556,14 +556,14 @@ def test_what_cannot_be_written_in_slices_is_the_same_fault() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 255, 256, 257, 512, 5000])
 @pytest.mark.parametrize("element", [{"partitionIndex": 1}, {"partitionIndex": 1, "_tags": {9: b"x" * 30, 10: b""}}])
-def test_between_two_slices_so_much_is_read_or_written(count: int, element: dict) -> None:
-    """A slice ends with the first element, or tagged field, that ends behind 2 KiB; of writing, with 256 elements."""
+def test_the_amount_of_work_in_one_slice(count: int, element: dict) -> None:
+    """Reading: up to the first element or tagged field that ends beyond 2 KiB. Writing: 256 elements."""
     body = {"topics": [{"name": "t", "partitions": [element] * count}]}
     frame = codec.encode_response(8, 8, {"correlationId": 1}, body)
     one = len(codec.encode_response(8, 8, {"correlationId": 1}, {"topics": [{"partitions": [element]}]}))
     one -= len(codec.encode_response(8, 8, {"correlationId": 1}, {"topics": [{"partitions": []}]}))
     steps = [*codec.decoded_in_slices(frame, 8, 8)]
-    elements = 2048 // one + 1  # in a slice, at least; the body begins some bytes before the first of them
+    elements = 2048 // one + 1  # the fewest per slice; the body begins some bytes before the first element
     assert count // (elements + 1) <= len(steps) <= -(-(len(frame) - 5) // 2049)
     assert len(steps) == len([*codec.locate_in_slices(8, 8, "response", ("topics.partitions",))(frame, 4, len(frame))])
     assert len([*codec.response_in_slices(8, 8, {"correlationId": 1}, body)]) == (count + 1) // 256  # with the topic
@@ -573,7 +573,7 @@ def test_between_two_slices_so_much_is_read_or_written(count: int, element: dict
 
 
 def arrays(fields: tuple, version: int, inside: Callable[[object], dict] = lambda value: value):
-    """Each array of a message: how a body with these elements in it is made, and its smallest element."""
+    """Yield (function that builds a body with the given elements, smallest element) for each array of a message."""
     for field in fields:
         if version in field.versions:
             put = lambda value, name=field.name: inside({name: value})  # noqa: E731
@@ -597,8 +597,8 @@ def smallest(field, version: int) -> dict:
     return {inner.name: b"" for inner in present if inner.type == "records"} | nulls
 
 
-def test_a_count_is_believed_as_long_as_its_smallest_elements_fit() -> None:
-    """300 of them in each array of each layout; one more than the bytes that are left is refused before it is tried."""
+def test_a_count_is_accepted_if_that_many_smallest_elements_fit() -> None:
+    """Fill each array of each layout with 300 smallest elements; higher counts than bytes that remain are refused."""
     tried = 0
     for layout in layouts():
         for put, element in arrays(layout.message.fields, layout.version):
@@ -610,8 +610,8 @@ def test_a_count_is_believed_as_long_as_its_smallest_elements_fit() -> None:
     assert tried > 1500
 
 
-def test_of_a_frame_that_begins_with_its_size_this_is_said_and_of_no_other() -> None:
-    """A correlation id may be any number, also that of the bytes behind it."""
+def test_the_error_hints_at_a_leading_size_only_if_the_frame_begins_with_it() -> None:
+    """A correlation id may be any number, including the count of the bytes after it."""
     for size, hinted in ((-1, False), (0, True), (1, False)):
         frame = (12 + size).to_bytes(4) + bytes((0, 3, 0, 12)) + bytes(8)
         fault = outcome(lambda frame=frame: codec.decode_request(frame))
@@ -620,6 +620,6 @@ def test_of_a_frame_that_begins_with_its_size_this_is_said_and_of_no_other() -> 
             codec.decode_request(frame)
         assert ("begins with its own size" in str(raised.value)) == hinted
     for empty in (lambda: codec.decode_request(bytes(4)), lambda: codec.decode_response(bytes(4), 3, 0)):
-        with pytest.raises(Malformed) as raised:  # a size of 0, but nothing behind it
+        with pytest.raises(Malformed) as raised:  # a size of 0 and no more bytes
             empty()
         assert "own size" not in str(raised.value)

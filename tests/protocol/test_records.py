@@ -1,4 +1,4 @@
-"""Records against the official library's reading of them, and against every cut and mutation."""
+"""Records: read like the official library reads them, and robust against truncation and mutation."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def fragments_of(name):
 
 
 FRAGMENTS = fragments_of("records-dev.jsonl.gz")
-# What clients and brokers from Kafka 0.8 to 4.1 sent, with the official library's reading of it.
+# Bytes sent by clients and brokers of Kafka 0.8 to 4.1, and how the official library reads them.
 CAPTURED = fragments_of("records-captured.jsonl.gz")
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
@@ -63,21 +63,21 @@ def fragment_bytes(name):
 
 
 def everything(buffer):
-    """All that can be asked of a buffer; raises what reading it raises."""
+    """Read everything in a buffer; raises the errors of reading."""
     batches, trailing = read_batches(buffer)
     return [(batch.header, batch.base_offset, batch.crc_valid, list(batch.records())) for batch in batches], trailing
 
 
 @each("name", [*FRAGMENTS, *CAPTURED])
-def test_reads_as_the_official_library(name):
+def test_records_read_like_in_the_official_library(name):
     fragment = FRAGMENTS.get(name) or CAPTURED[name]
     found = json.loads("".join(records_as_json(bytes.fromhex(fragment["hex"]))))
     assert found == {name: fragment[name] for name in ("batches", "trailing_bytes")}
 
 
 @each("name", FRAGMENTS)
-def test_writes_as_the_official_library(name):
-    """Where nothing that the writer was given is lost in reading: its very bytes, compressed ones decompressed."""
+def test_records_are_written_like_by_the_official_library(name):
+    """Rewritten batches have the same bytes, compressed ones after decompression, unless reading loses a field."""
     for batch in read_batches(fragment_bytes(name))[0]:
         header, plain = batch.header, list(batch.records())
         if not plain or not batch.crc_valid or header.timestamp_type == "LogAppendTime":
@@ -106,7 +106,7 @@ def test_writes_as_the_official_library(name):
 
 
 def payload(batch):
-    """What the codec was given, by the codec."""
+    """Return the decompressed payload of a batch."""
     header = batch.header
     if header.magic == 2:
         return compression.decompress(header.codec, batch.view[HEADER_BYTES:])
@@ -159,7 +159,7 @@ def test_message_sets_read_as_written(given_records, magic, codec, log_append_ti
 
 
 def test_a_compressed_message_at_offset_0_counts_from_0():
-    """Some versions of librdkafka leave the outer offset 0, whatever is inside."""
+    """Some versions of librdkafka leave the outer offset 0 for any inner offsets."""
     written = bytearray(write_message_set([Record(5, 1, None, b"a"), Record(6, 1, None, b"b")], magic=1, codec=GZIP))
     written[:8] = bytes(8)
     (batch,), _ = read_batches(written)
@@ -168,7 +168,7 @@ def test_a_compressed_message_at_offset_0_counts_from_0():
 
 
 @each("name", [n for n in FRAGMENTS if n.endswith(("-twenty", "three-batches", "mixed-magic"))])
-def test_a_cut_is_a_count_of_trailing_bytes(name):
+def test_bytes_of_a_truncated_batch_count_as_trailing(name):
     whole = fragment_bytes(name)
     ends = [0, *(pos + header.size_bytes for pos, header in iterate_headers(whole))]
     assert ends[-1] == len(whole)
@@ -192,8 +192,8 @@ def test_zeros_of_a_preallocated_segment_are_trailing_bytes(magic, zeros):
 
 @pytest.mark.parametrize("codec", [GZIP, SNAPPY, LZ4])
 @pytest.mark.parametrize("magic", [0, 1])
-def test_a_cut_message_inside_a_compressed_one_is_ignored_as_kafka_does(codec, magic):
-    """Kafka's reader stops at it: what is left are the whole messages, and in v1 the outer offset is the last one's."""
+def test_a_truncated_message_inside_a_compressed_one_is_ignored_like_in_kafka(codec, magic):
+    """Kafka's reader returns the complete messages before it; in v1 the last of them has the outer offset."""
     records = [Record(offset, 1, b"k", b"value") for offset in (7, 8, 9)]
     inner = write_message_set([record._replace(offset=offset) for offset, record in enumerate(records)], magic=magic)
     size = len(inner) // 3
@@ -211,8 +211,8 @@ def test_a_cut_message_inside_a_compressed_one_is_ignored_as_kafka_does(codec, m
         list(batch.records())
 
 
-def test_the_checksum_leaves_out_what_brokers_change():
-    """Base offset and leader epoch are a broker's to set; a checksum over them would break at every append."""
+def test_the_checksum_excludes_fields_that_brokers_change():
+    """Brokers set base offset and leader epoch; a checksum over them would break at every append."""
     batch = write_batch([Record(0, 1, b"k", b"v")])
     moved = patched(patched(batch, 0, (7).to_bytes(8, "big")), 12, (9).to_bytes(4, "big"))
     (again,), _ = read_batches(moved)
@@ -222,8 +222,8 @@ def test_the_checksum_leaves_out_what_brokers_change():
 
 
 @each("name", [*FRAGMENTS, *CAPTURED])
-def test_the_checksum_of_pieces_is_that_of_the_whole(name):
-    """Cut at every seventh place, within the header too; the last piece decides."""
+def test_a_checksum_computed_in_pieces_equals_that_of_the_whole(name):
+    """Split at every seventh byte, within the header too; the checksum is valid only after the last piece."""
     content = memoryview(bytes.fromhex({**FRAGMENTS, **CAPTURED}[name]["hex"]))
     try:
         batches, _ = read_batches(content)
@@ -240,8 +240,8 @@ def test_the_checksum_of_pieces_is_that_of_the_whole(name):
             assert checksum.is_valid == batch.crc_valid
 
 
-def test_what_the_official_reader_takes_as_well():
-    """Found by mutating fragments and asking it."""
+def test_unusual_batches_that_the_official_reader_accepts_are_accepted():
+    """Found by mutating fragments and running the official reader."""
     good = write_batch([Record(0, 0, b"", b"value")], base_sequence=5, producer_id=1)
     (batch,), _ = read_batches(patched(good, 65, b"\x07"))
     assert next(batch.records()).key is None  # any negative length is null
@@ -251,7 +251,7 @@ def test_what_the_official_reader_takes_as_well():
     assert batch.header.last_sequence == 717
 
 
-def test_a_header_is_told_before_its_payload():
+def test_a_header_is_read_before_its_payload_arrives():
     for name in ("m0-none-single", "m0-gzip-twenty", "m1-snappy-twenty", "m2-zstd-headers"):
         whole = fragment_bytes(name)
         header = read_header(whole, 0, len(whole))
@@ -290,7 +290,7 @@ def malformed(buffer, reason):
         everything(buffer)
 
 
-def test_what_cannot_be_is_refused_by_its_reason():
+def test_impossible_batches_are_refused_with_their_reason():
     good = write_batch([Record(0, 0, b"key", b"value")])
     malformed(patched(good, 8, (48).to_bytes(4, "big")), "49 is the least")
     malformed(patched(good, 8, b"\xff" * 4), "49 is the least")
@@ -312,8 +312,8 @@ def test_what_cannot_be_is_refused_by_its_reason():
         everything(patched(compressed_message(inner), 17, bytes((ZSTD,))))
 
 
-def test_a_batch_of_no_producer_has_nothing_of_one():
-    """What the official library writes where nothing is said."""
+def test_a_batch_without_a_producer_has_the_default_producer_fields():
+    """The same defaults as in the official library."""
     (batch,), _ = read_batches(write_batch([Record(7, 1_000, b"k", b"v"), Record(9, 3_000, None, None)]))
     assert batch.header._replace(length=0, crc=0) == (7, 0, -1, 2, 0, 0, 2, 1_000, 3_000, -1, -1, -1, 2)
     assert batch.header.last_sequence == -1 and batch.header.delete_horizon is None
@@ -325,7 +325,7 @@ def test_a_batch_of_no_producer_has_nothing_of_one():
     ("first", "count", "last"),
     [(0, 1, 0), ((1 << 31) - 1, 1, (1 << 31) - 1), ((1 << 31) - 1, 2, 0), (-1, 3, -1), (7, 3, 9)],
 )
-def test_sequences_go_on_at_0_behind_the_largest_int32(first, count, last):
+def test_sequences_wrap_from_the_largest_int32_to_0(first, count, last):
     records = [Record(offset, 1, b"k", b"v") for offset in range(count)]
     (batch,), _ = read_batches(write_batch(records, base_sequence=first, producer_id=1))
     assert batch.header.last_sequence == last
@@ -333,16 +333,16 @@ def test_sequences_go_on_at_0_behind_the_largest_int32(first, count, last):
 
 @pytest.mark.parametrize("magic", [0, 1, 2])
 @pytest.mark.parametrize(("bit", "name"), [(0x10, "is_transactional"), (0x20, "is_control"), (0x40, "delete_horizon")])
-def test_only_batches_of_magic_2_have_transactions_control_and_a_horizon(magic, bit, name):
-    """Kafka's readers ignore these bits of messages; each says nothing of the others."""
+def test_only_batches_of_magic_2_are_transactional_control_or_have_a_delete_horizon(magic, bit, name):
+    """Kafka's readers ignore these bits in older messages; each bit sets one field only."""
     record = [Record(0, 1_000, b"k", b"v")]
     whole = write_batch(record) if magic == 2 else write_message_set(record, magic=magic)
     (batch,), _ = read_batches(patched(whole, 22 if magic == 2 else 17, bytes((bit,))))
     header = batch.header
-    told = {each: getattr(header, each) for each in ("is_transactional", "is_control", "delete_horizon")}
+    flags = {each: getattr(header, each) for each in ("is_transactional", "is_control", "delete_horizon")}
     nothing = {"is_transactional": False, "is_control": False, "delete_horizon": None}
-    said = {name: 1_000 if name == "delete_horizon" else True} if magic == 2 else {}
-    assert told == nothing | said and header.codec == NONE
+    expected = {name: 1_000 if name == "delete_horizon" else True} if magic == 2 else {}
+    assert flags == nothing | expected and header.codec == NONE
     assert header.timestamp_type == ("NoTimestampType" if magic == 0 else "CreateTime")
     (batch,), _ = read_batches(patched(whole, 22 if magic == 2 else 17, b"\x08"))
     assert batch.header.timestamp_type == ("NoTimestampType" if magic == 0 else "LogAppendTime")
@@ -350,7 +350,7 @@ def test_only_batches_of_magic_2_have_transactions_control_and_a_horizon(magic, 
 
 @pytest.mark.parametrize(("field", "at"), [("offset", 0), ("timestamp", 27)])
 @pytest.mark.parametrize(("edge", "step"), [(-(1 << 63), -1), ((1 << 63) - 1, 1)])
-def test_offsets_and_times_reach_to_the_ends_of_int64_and_no_further(field, at, edge, step):
+def test_offsets_and_timestamps_cover_int64_and_no_more(field, at, edge, step):
     for delta in (0, step):
         first = Record(10, 10, b"k", b"v")
         whole = write_batch([first, first._replace(**{field: 10 + delta})], base_offset=10)
@@ -377,7 +377,7 @@ def compressed_message(content, offset=0):
 
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
-def test_a_bomb_ends_at_the_limit(codec):
+def test_a_decompression_bomb_ends_at_the_limit(codec):
     (batch,), _ = read_batches(write_batch([Record(0, 0, None, bytes(1 << 20))], codec=codec))
     with pytest.raises(Malformed, match="allowed"):
         next(batch.records(limit_bytes=1 << 19))

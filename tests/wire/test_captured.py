@@ -1,4 +1,4 @@
-"""Playbooks for a session over a capture: holes, and finding the next frame."""
+"""Playbooks for a session over a capture: gaps, and resynchronising on the next frame."""
 
 from typing import Any
 
@@ -15,14 +15,14 @@ def captured(**more: Any) -> Dialogue:
     return Dialogue(Interest(details=True), CapturedSession, **more)
 
 
-def test_a_hole_in_a_body_of_known_size_costs_that_body_only() -> None:
+def test_a_gap_in_a_body_of_known_size_affects_only_that_body() -> None:
     ask = request(PRODUCE, 9, 1, {"acks": 1, "topicData": [{"name": "t" * 200, "partitionData": []}]})
     talk = captured().client(ask[:60]).gap(CLIENT, 100).client(ask[160:] + request(12, 4, 2))
     talk.broker(response(PRODUCE, 9, 1) + response(12, 4, 2))
     assert [(e.correlation_id, e.outcome) for e in talk.exchanges] == [(1, ANSWERED), (2, ANSWERED)]
 
 
-def test_after_a_gap_the_next_plausible_frame_is_found_and_the_lost_answers_are_named() -> None:
+def test_after_a_gap_the_next_plausible_frame_is_found_and_requests_with_lost_responses_are_reported() -> None:
     talk = captured()
     for correlation_id in (1, 2, 3):
         talk.client(request(12, 4, correlation_id))
@@ -39,13 +39,13 @@ def test_a_capture_that_starts_in_the_middle_never_invents_a_pairing() -> None:
     assert [exchange.correlation_id for exchange in talk.exchanges if exchange.outcome == ANSWERED] == [7]
 
 
-def test_a_damaged_size_leads_to_no_request_of_an_api_that_nobody_knows() -> None:
-    """What stands where the size says looks like a request of an API to come, but under another name."""
+def test_after_a_damaged_size_no_request_of_an_unknown_api_is_invented() -> None:
+    """The bytes at the position given by the size look like a request of a future API with another client id."""
     inside = foreign_request(120, 3, 77, b"\0\2xy")
     ask = bytearray(request(PRODUCE, 9, 1, {"acks": 1, "topicData": [{"name": "t" * 90, "partitionData": []}]}))
     at = ask.index(b"t" * 90)
     ask[at : at + len(inside)] = inside
-    ask[:4] = (at - 4).to_bytes(4)  # it was len(ask) - 4
+    ask[:4] = (at - 4).to_bytes(4)  # instead of len(ask) - 4
     talk = captured().client(request(12, 4, 0)).client(bytes(ask)).client(request(12, 4, 2))
     talk.broker(response(12, 4, 0) + response(PRODUCE, 9, 1) + response(12, 4, 2))
     assert [exchange.correlation_id for exchange in talk.exchanges] == [0, 1, 2]
@@ -79,7 +79,7 @@ def test_an_unknown_api_or_version_is_an_opaque_exchange_of_its_client(
 
 
 @pytest.mark.parametrize("turn", [(2, 1, 3), (3, 2, 1), (2, 3, 1), (3, 1, 2)])
-def test_answers_out_of_order_belong_to_the_requests_with_their_ids(turn: tuple[int, ...]) -> None:
+def test_responses_out_of_order_are_paired_by_correlation_id(turn: tuple[int, ...]) -> None:
     talk = captured().client(b"".join(request(12, 4, number) for number in (1, 2, 3)))
     for number in turn:
         talk.broker(response(12, 4, number))
@@ -89,13 +89,13 @@ def test_answers_out_of_order_belong_to_the_requests_with_their_ids(turn: tuple[
     assert [fault.kind for fault in talk.faults] == ["out_of_order"] * early
 
 
-def test_an_answer_out_of_order_to_one_of_several_requests_with_its_id_is_not_guessed() -> None:
+def test_a_response_out_of_order_with_an_ambiguous_correlation_id_is_not_paired() -> None:
     talk = captured().client(b"".join(request(12, 4, number) for number in (1, 2, 2)))
     talk.broker(response(12, 4, 2)).broker(response(12, 4, 1))
     assert [fault.kind for fault in talk.faults][:1] == ["unexpected_answer"]
 
 
-def test_an_answer_that_nobody_asked_for_is_no_answer_where_no_byte_is_missing() -> None:
+def test_without_gaps_an_unexpected_response_is_not_taken_for_a_response() -> None:
     talk = captured().client(request(12, 4, 1) + request(12, 4, 2))
     damaged = bytearray(response(12, 4, 1))
     damaged[3] += 7
@@ -104,8 +104,8 @@ def test_an_answer_that_nobody_asked_for_is_no_answer_where_no_byte_is_missing()
     assert [exchange.correlation_id for exchange in talk.exchanges] == [1, 2]
 
 
-def test_what_was_found_is_not_doubted_again_for_ever() -> None:
-    """Each looks like a frame where one is looked for, and like none where one should follow."""
+def test_resynchronising_does_not_reject_an_accepted_frame_for_ever() -> None:
+    """Each looks like a frame while resynchronising, but not where a next frame is expected."""
     ask = b"\x00\x00\x00\x18\x00\x07\x00\x00\x00\x00\x00\x07\xff\xff" + bytes(14)
     talk = captured().gap(CLIENT, 5).client(ask).client(request(12, 4, 2))
     answer = b"\x70\x00\x00\x00" + (2).to_bytes(4) + b"x" * 30
@@ -113,8 +113,8 @@ def test_what_was_found_is_not_doubted_again_for_ever() -> None:
     assert [exchange.correlation_id for exchange in talk.exchanges if exchange.outcome == ANSWERED] == [3]
 
 
-def test_a_hole_inside_a_body_ends_neither_the_request_nor_the_answer() -> None:
-    """The body goes on behind the hole: its exchange is complete with its last byte, no sooner."""
+def test_a_gap_inside_a_body_completes_neither_the_request_nor_the_response() -> None:
+    """The body continues after the gap: its exchange is complete with its last byte, not earlier."""
     ask = request(PRODUCE, 9, 1, {"acks": 1, "topicData": [{"name": "t" * 200, "partitionData": []}]})
     reply = response(METADATA, 9, 2, {"clusterId": "c" * 200})
     talk = captured().client(ask[:60]).gap(CLIENT, 100)
@@ -130,7 +130,7 @@ def test_a_hole_inside_a_body_ends_neither_the_request_nor_the_answer() -> None:
     assert talk.exchanges[-1].response_end >= end
 
 
-def test_a_hole_that_takes_the_end_of_a_body_ends_its_request_or_its_answer_there() -> None:
+def test_a_gap_over_the_end_of_a_body_completes_its_request_or_response_there() -> None:
     ask = request(PRODUCE, 9, 1, {"acks": 1, "topicData": [{"name": "t" * 200, "partitionData": []}]})
     reply = response(METADATA, 9, 2, {"clusterId": "c" * 200})
     talk = captured().client(ask[:60]).gap(CLIENT, len(ask) - 60)
@@ -144,7 +144,7 @@ def test_a_hole_that_takes_the_end_of_a_body_ends_its_request_or_its_answer_ther
 
 
 @pytest.mark.parametrize("piece", (100, 3000))
-def test_every_byte_that_is_skipped_is_counted_once(piece: int) -> None:
+def test_every_skipped_byte_is_counted_once(piece: int) -> None:
     talk = captured(midstream=True)
     junk = 9000
     for _ in range(junk // piece):
@@ -153,14 +153,14 @@ def test_every_byte_that_is_skipped_is_counted_once(piece: int) -> None:
     skipped = [event for event in talk.events if isinstance(event, Gap) and event.resync]
     assert sum(event.count for event in skipped) == junk
     offset = 0
-    for event in skipped:  # one after the other
+    for event in skipped:  # contiguous
         assert event.offset == offset
         offset += event.count
 
 
 @pytest.mark.parametrize("side", (CLIENT, BROKER))
 @pytest.mark.parametrize("cut", (7, 3000, 5999))
-def test_offsets_behind_what_was_skipped_are_those_of_the_stream(side: int, cut: int) -> None:
+def test_offsets_after_skipped_bytes_are_stream_offsets(side: int, cut: int) -> None:
     talk = captured(midstream=True)
     sizes = request(12, 4, 1) * 2
     if side == BROKER:
@@ -170,7 +170,7 @@ def test_offsets_behind_what_was_skipped_are_those_of_the_stream(side: int, cut:
     assert [(fault.kind, fault.side, fault.offset) for fault in talk.faults] == [("size", side, 6000 + len(sizes))]
 
 
-def test_both_sides_are_framed_once_a_frame_of_each_was_found() -> None:
+def test_a_session_is_framed_once_a_frame_was_found_on_both_sides() -> None:
     talk = captured()
     assert talk.session.is_framed
     assert not talk.client(request(17, 0, 1, {"mechanism": "GSSAPI"})).session.is_framed  # raw tokens may follow
@@ -181,15 +181,15 @@ def test_both_sides_are_framed_once_a_frame_of_each_was_found() -> None:
     assert talk.session.is_framed
 
 
-def test_what_is_counted_anew_begins_at_nothing() -> None:
+def test_count_anew_resets_all_counters() -> None:
     talk = captured().gap(CLIENT, 5).client(request(12, 4, 2)).broker(b"\xff" * 16)
     assert talk.session.has_seen_gap and talk.session.faults
     talk.session.count_anew()
     assert not (talk.session.has_seen_gap or talk.session.is_surprised or talk.session.faults)
 
 
-def test_what_surprises_is_told_apart_from_answers_to_requests_that_a_hole_took() -> None:
-    """Joined with what came before, a surprise behind a hole is none: so it is known which of the two it was."""
+def test_surprises_are_distinguished_from_responses_to_requests_lost_in_a_gap() -> None:
+    """After joining with the previous part, an unexpected response after a gap is no surprise."""
     for loses, expected in ((False, True), (True, False)):
         talk = captured().client(request(12, 4, 1))
         if loses:
@@ -201,8 +201,8 @@ def test_what_surprises_is_told_apart_from_answers_to_requests_that_a_hole_took(
     assert not captured().client(request(12, 4, 1)).broker(response(12, 4, 1)).session.is_surprised
 
 
-def test_sessions_that_were_muted_apart_from_what_waits_stand_alike() -> None:
-    """Of the mutes only what a request that waits may wait through counts: its part behind the request's beginning."""
+def test_mutes_that_ended_before_the_pending_request_do_not_change_the_snapshot() -> None:
+    """Only the part of a mute after the start of the pending request counts."""
 
     def talk(*throttles_ms: int) -> Dialogue:
         made = captured()
@@ -223,7 +223,7 @@ def test_sessions_that_were_muted_apart_from_what_waits_stand_alike() -> None:
     assert muted(talk(5_000, 0)) == [(begun, (2 + 5_000) * MS)]
 
 
-def test_what_another_reader_has_read_is_counted() -> None:
+def test_exchanges_read_by_another_reader_are_counted() -> None:
     session = captured().session
     session.passed(5, (100, 200), 77)
     session.passed(2, (10, 20), 99)
@@ -231,8 +231,8 @@ def test_what_another_reader_has_read_is_counted() -> None:
     assert session.free_at == session.waits_since_ns == 99 and session.oldest_number == 7
 
 
-def test_the_oldest_that_waits_is_known_in_each_state() -> None:
-    """Of what is pending, of a request in transit, and of an answer in transit, whose request is pending no more."""
+def test_the_oldest_waiting_exchange_is_known_in_every_state() -> None:
+    """Covers pending requests, a partial request, and a partial response whose request is no longer pending."""
     talk = captured()
     session, ask, reply = talk.session, request(METADATA, 9, 1), response(METADATA, 9, 1, {"clusterId": "c" * 90})
 
@@ -252,8 +252,8 @@ def test_the_oldest_that_waits_is_known_in_each_state() -> None:
     assert oldest() == (2, 5) and session.free_at == 5 * MS
 
 
-def test_the_snapshot_of_a_session_says_where_it_stands() -> None:
-    """Equal for equal positions whatever came before; different after each byte of a header, and with each request."""
+def test_the_snapshot_of_a_session_identifies_its_position() -> None:
+    """Equal for equal positions after any history; different after each byte."""
     ask, reply = request(METADATA, 9, 1), response(METADATA, 9, 1, {"clusterId": "c" * 90})
 
     def snapshots(before: int) -> list[Any]:
@@ -275,25 +275,27 @@ def test_the_snapshot_of_a_session_says_where_it_stands() -> None:
     assert all(one != other for place, one in enumerate(first) for other in first[:place])
     talk = captured().client(ask)
     whole = talk.session.snapshot
-    assert whole is not None and talk.gap(BROKER, 5).session.snapshot is None  # it seeks a frame
+    assert whole is not None and talk.gap(BROKER, 5).session.snapshot is None  # it is resynchronising
     assert captured().client(request(17, 0, 1, {"mechanism": "PLAIN"})).session.snapshot is None
     assert captured().close(CLIENT).session.snapshot is None
 
 
-def test_what_can_be_no_request_is_not_taken_for_one() -> None:
-    """A live connection leaves that to the broker; in a capture a byte before it may be damaged."""
-    odd = b"\0\0\0\x20\0\x0c\0\x04" + (2).to_bytes(4) + (200).to_bytes(2) + bytes(22)  # a client id longer than itself
+def test_an_impossible_request_is_not_taken_for_one() -> None:
+    """A live session leaves it to the broker; in a capture an earlier byte may be damaged."""
+    odd = (
+        b"\0\0\0\x20\0\x0c\0\x04" + (2).to_bytes(4) + (200).to_bytes(2) + bytes(22)
+    )  # its client id is longer than the frame
     for talk, believed in ((captured(), 1), (Dialogue(), 2)):
         talk.client(request(12, 4, 1)).client(odd)
         assert len(talk.session.pending) == believed
-    foreign = foreign_request(120, 3, 2, b"\0\5other")  # an API that nobody knows, under another name
+    foreign = foreign_request(120, 3, 2, b"\0\5other")  # an unknown API with another client id
     for behind, believed in ((b"", 2), (b"\xee" * 20, 1)):
         talk = captured().client(request(12, 4, 1)).client(foreign + behind)
         assert len(talk.session.pending) == believed
 
 
 def test_tokens_of_a_capture_do_not_wait_for_their_replies() -> None:
-    """They were sent already, and replies may be missing, or come later in the capture."""
+    """They are already sent, and replies may be missing or appear later in the capture."""
     token = b"\0\0\0\5token"
     for talk, read, state in ((captured(), 2, "raw"), (Dialogue(), 1, "raw, waiting")):
         talk.client(request(17, 0, 1, {"mechanism": "SCRAM-SHA-256"}))

@@ -1,4 +1,4 @@
-"""The work that one call does is bounded, and what is left is neither lost nor put in another order."""
+"""The work of one call is bounded, and the remaining bytes are neither lost nor reordered."""
 
 import random
 import sys
@@ -55,10 +55,10 @@ def session(**more: Any) -> Session:
 
 
 def read(session: Session, side: int, data: bytes) -> list[list[tuple[int, bytes]]]:
-    """What each call sends for one read: `receive`, then `resume` until all is read or the client must wait."""
+    """Return the pieces sent by each call for one read: `receive`, then `resume` to the end or the pending limit."""
     buffer = bytearray(data)
     calls = [[(to, bytes(piece)) for to, piece in session.receive(side, memoryview(buffer), 1)]]
-    buffer[:] = bytes(len(buffer))  # it is filled again: what waits was copied
+    buffer[:] = bytes(len(buffer))  # the buffer is reused: the session must have copied its backlog
     while session.backlog[side] is not None and (side == BROKER or len(session.pending) < LIMIT):
         calls.append([(to, bytes(piece)) for to, piece in session.resume(side, 1)])
     return calls
@@ -76,7 +76,7 @@ SMALL_FRAMES: dict[str, Callable[[int], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", SMALL_FRAMES)
-def test_a_read_of_frames_that_are_never_pending_is_shared_out_over_calls(kind: str) -> None:
+def test_a_read_of_frames_that_are_never_pending_is_split_over_calls(kind: str) -> None:
     talk = session()
     frame = SMALL_FRAMES[kind]
     data = b"".join(map(frame, range(5000)))
@@ -84,13 +84,13 @@ def test_a_read_of_frames_that_are_never_pending_is_shared_out_over_calls(kind: 
     assert talk.completed[CLIENT] == 5000 and len(talk.events) == 5000 and len(calls) >= 5000 / FRAMES_PER_CALL
     assert joined(calls, BROKER) == (b"" if kind == "answered here" else data)
     for call in calls:
-        assert len(call) <= 2  # answers of ours leave together
+        assert len(call) <= 2  # kproxy's own responses leave together
         for to, piece in call:
             assert len(piece) <= FRAMES_PER_CALL * (80 if to == CLIENT else len(data) / 5000 + 1)
 
 
 @pytest.mark.parametrize("kind", SMALL_FRAMES)
-def test_in_a_crowd_a_call_handles_few_frames(kind: str) -> None:
+def test_while_other_connections_wait_a_call_handles_few_frames(kind: str) -> None:
     talk = session()
     data = b"".join(map(SMALL_FRAMES[kind], range(200)))
     seen = [0]
@@ -108,7 +108,7 @@ def test_in_a_crowd_a_call_handles_few_frames(kind: str) -> None:
     assert sum(handled) == 200 and max(handled[::2]) <= FRAMES_WHILE_OTHERS_WAIT < max(handled[1::2]) <= FRAMES_PER_CALL
 
 
-def test_a_call_compiles_one_plan_at_most() -> None:
+def test_a_call_compiles_at_most_one_plan() -> None:
     interest = Interest(rewrite=True, detail=TOPICS)
     talk = Session(interest, transform=untouched)
     kinds = [(key, version) for key in (METADATA, 12, 13, 14) for version in schema().apis[key].request.versions]
@@ -119,11 +119,11 @@ def test_a_call_compiles_one_plan_at_most() -> None:
         compiled.append(len(interest.plans))
         talk.resume(CLIENT, 1)
     assert compiled == list(range(1, len(kinds)))
-    assert len(read(Session(interest, transform=untouched), CLIENT, asked)) == 1  # from then on they are free
+    assert len(read(Session(interest, transform=untouched), CLIENT, asked)) == 1  # compiled plans are free
 
 
 def tagged(key: int, version: int, tags: int, payload: int = 0) -> bytes:
-    """A request whose header has so many empty tagged fields; a Produce wants no answer."""
+    """A request with `tags` empty tagged fields in its header; a Produce has acks 0."""
     ask = request(key, version, 1, {"acks": 0} if key == PRODUCE else {}, client="c")
     tags_at = 4 + 8 + 2 + 1
     assert ask[tags_at] == 0
@@ -141,17 +141,17 @@ SMALL_BUT_COSTLY: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("detail", [ERRORS, TOPICS])
 @pytest.mark.parametrize("kind", SMALL_BUT_COSTLY)
-def test_small_requests_of_many_fields_are_shared_out_over_calls(kind: str, detail: int) -> None:
+def test_small_requests_with_many_fields_are_split_over_calls(kind: str, detail: int) -> None:
     talk = Session(Interest(details=True, detail=detail))
     data = SMALL_BUT_COSTLY[kind]() * 4
     calls = read(talk, CLIENT, data)
     assert joined(calls, BROKER) == data and talk.completed[CLIENT] == 4
-    if kind != "empty topics" or detail != ERRORS:  # else its topics are not looked at
+    if kind != "empty topics" or detail != ERRORS:  # otherwise its topics are not read
         assert len(calls) >= 4
 
 
-def test_first_fields_that_do_not_decode_cost_by_what_was_looked_at() -> None:
-    """A frame and one more for each 256 bytes: of requests of 1 KiB, 13 in a call."""
+def test_malformed_first_fields_cost_by_the_bytes_read() -> None:
+    """One frame plus one for each 256 bytes: a call handles 13 requests of 1 KiB."""
     whole = request(PRODUCE, 9, 1, {"acks": -1, "topicData": [{"name": "t" * 1024}]})
     ask = sized(whole[4:15] + b"\x80\x80\x80\x80\x10" + whole[16:])  # tagged fields without number
     talk = Dialogue(Interest()).client(ask).client(ask * 130)
@@ -160,8 +160,8 @@ def test_first_fields_that_do_not_decode_cost_by_what_was_looked_at() -> None:
 
 
 @pytest.mark.parametrize("detail", [SUMS, TOPICS, BATCHES])
-def test_records_are_skipped_and_so_are_not_looked_at(detail: int) -> None:
-    """A connection has as many bytes kept and looked at as there are beside the records, of any topic-partition."""
+def test_skipped_records_do_not_count_as_bytes_read(detail: int) -> None:
+    """Only the bytes outside the records count as read and kept, for every topic-partition."""
     batch = write_batch([Record(0, 1, None, bytes(50_000))])
     topics = [{"name": name, "partitionData": [{"index": 0, "records": batch}]} for name in ("a", "b")]
     frame = request(PRODUCE, 9, 1, {"acks": 1, "topicData": topics})
@@ -172,7 +172,7 @@ def test_records_are_skipped_and_so_are_not_looked_at(detail: int) -> None:
     assert said_bytes(plan, found, len(frame)) == 2 * NAMED_BYTES + WIDEST_CHARACTER * looked
 
 
-def test_a_large_body_is_walked_in_slices_behind_a_request_that_began_alike() -> None:
+def test_a_large_body_is_walked_in_slices_after_a_request_with_the_same_prefix() -> None:
     topics = [{"name": f"topic-{number:06}", "partitionData": []} for number in range(8000)]
     ask = request(PRODUCE, 9, 1, {"acks": -1, "topicData": topics})
     talk, calls = Dialogue(Interest(detail=TOPICS)), []
@@ -184,8 +184,8 @@ def test_a_large_body_is_walked_in_slices_behind_a_request_that_began_alike() ->
     assert len(ask) // WALKED_PER_CALL <= calls[1] == calls[2]
 
 
-def test_of_first_fields_only_so_much_is_looked_at_whatever_the_split() -> None:
-    """Those of a whole request, too: its end must not decide whether they are read."""
+def test_first_fields_are_read_up_to_a_limit_at_any_split() -> None:
+    """The limit holds for a complete request too: arrival must not decide whether the fields are read."""
     ask = tagged(PRODUCE, 9, 40_000)
     for cuts in ([], [20], [40_000], [70_000], [len(ask) - 1]):
         talk = Dialogue(Interest()).client(ask, cuts)
@@ -196,8 +196,8 @@ def test_of_first_fields_only_so_much_is_looked_at_whatever_the_split() -> None:
 
 
 @pytest.mark.parametrize("payload", [0, 100_000])
-def test_first_fields_that_come_byte_by_byte_are_read_anew_a_few_times(payload: int) -> None:
-    """Each reading begins at the first byte: one for each byte would be hours of work in some MiB."""
+def test_first_fields_that_arrive_byte_by_byte_are_parsed_again_only_a_few_times(payload: int) -> None:
+    """Each parse starts at the first byte: one per byte would take hours for a few MiB."""
     ask = tagged(PRODUCE, 9, 25_000, payload)
     interest = Interest(rewrite=True)
     plan = interest.plan(int.from_bytes(ask[4:8], "big"))
@@ -211,7 +211,7 @@ def test_first_fields_that_come_byte_by_byte_are_read_anew_a_few_times(payload: 
 
 
 @pytest.mark.parametrize("detail", [ERRORS, TOPICS])
-def test_a_prefix_that_is_longer_than_a_walk_is_read_once_whatever_the_split(detail: int) -> None:
+def test_a_prefix_longer_than_a_walk_is_read_once_at_any_split(detail: int) -> None:
     ask = tagged(PRODUCE, 9, 25_000, payload=80_000)
     for cuts in ([], [20], [40_000], [45_000], [49_000], [60_000]):
         talk = Dialogue(Interest(rewrite=True, detail=detail), transform=untouched).client(ask, cuts)
@@ -219,7 +219,7 @@ def test_a_prefix_that_is_longer_than_a_walk_is_read_once_whatever_the_split(det
         assert [exchange.acks for exchange in talk.exchanges] == [0]
 
 
-def test_no_more_requests_are_pending_than_may_be_whatever_one_read_holds() -> None:
+def test_the_pending_limit_holds_for_a_read_of_any_number_of_requests() -> None:
     talk = session()
     frames = [foreign_request(9999, 0, number) for number in range(READ // 12)]
     calls = read(talk, CLIENT, b"".join(frames))
@@ -236,7 +236,7 @@ def test_no_more_requests_are_pending_than_may_be_whatever_one_read_holds() -> N
     assert not talk.faults and talk.at_boundary(CLIENT)
 
 
-def test_small_answers_are_shared_out_over_calls_too() -> None:
+def test_small_responses_are_split_over_calls_too() -> None:
     talk = session()
     for number in range(LIMIT):
         talk.receive(CLIENT, memoryview(request(12, 4, number)), 1)
@@ -245,8 +245,8 @@ def test_small_answers_are_shared_out_over_calls_too() -> None:
     assert len(calls) >= LIMIT / FRAMES_PER_CALL and joined(calls, CLIENT) == answers and not talk.pending
 
 
-def test_answers_that_are_read_whole_cost_by_their_lengths() -> None:
-    """A frame and one more for each 256 bytes: of answers of 8 KiB two in a call, of small ones all."""
+def test_responses_that_are_read_whole_cost_by_length() -> None:
+    """One frame plus one for each 256 bytes: a call handles two responses of 8 KiB, or all small ones."""
     calls_of = {}
     for groups in (10, 120):
         talk = session()
@@ -270,7 +270,7 @@ def produced_to(partitions: int, size: int = 1) -> Callable[[int], bytes]:
 
 
 def of_size(size: int) -> Callable[[int], bytes]:
-    """A Produce whose frame has so many bytes behind its size, all of them looked at: its body is none."""
+    """A Produce of `size` bytes after its size field; all are read, as its body is malformed."""
     head = request(PRODUCE, 8, 0, {"acks": 1})[4:-4]
     return lambda number: sized(head[:4] + pack(">i", number) + head[8:] + b"\x7f" * (size - len(head)))
 
@@ -279,22 +279,22 @@ def of_size(size: int) -> Callable[[int], bytes]:
     ("frame", "work"),
     [
         (lambda number: request(PRODUCE, 8, number, {"acks": 1}), 1),
-        (fetched_by("c" * 200), 1),  # each with another client id: its first fields are parsed
-        (fetched_by("c" * 300), 2),  # by 256 bytes
+        (fetched_by("c" * 200), 1),  # a new client id each time: the first fields are parsed
+        (fetched_by("c" * 300), 2),  # one per 256 bytes
         (fetched_by("c" * 1000), 4),
         (lambda number: request(FETCH, 4, number, {}, client="c" * 489), 1),
         (lambda number: request(FETCH, 4, number, {}, client="c" * 490), 2),  # 512 bytes: too long to be remembered
         (produced_to(16), 1),
-        (produced_to(17), 18),  # topic-partitions that are counted
+        (produced_to(17), 18),  # counted topic-partitions
         (produced_to(20, 200), 21),
-        (produced_to(4, 9000), 1),  # records are not looked at
+        (produced_to(4, 9000), 1),  # records are not read
         (of_size(251), 1 + 1),
-        (of_size(252), 1 + 1 + 1),  # by 256 bytes
+        (of_size(252), 1 + 1 + 1),  # one per 256 bytes
         (of_size(1600), 1 + 1 + 6),
     ],
 )
-def test_a_request_costs_by_what_is_looked_at(frame: Callable[[int], bytes], work: int) -> None:
-    """A call ends with the request that uses up its work: 64 short ones."""
+def test_a_request_costs_by_the_bytes_read(frame: Callable[[int], bytes], work: int) -> None:
+    """A call ends with the request that uses up its budget of 64 short requests."""
     talk = session(detail=TOPICS)
     read(talk, CLIENT, frame(0))
     read(talk, BROKER, response(*divmod(int.from_bytes(frame(0)[4:8]), 1 << 16), 0))
@@ -304,8 +304,8 @@ def test_a_request_costs_by_what_is_looked_at(frame: Callable[[int], bytes], wor
 
 
 @pytest.mark.parametrize(("token_bytes", "work"), [(14, 8 + 8 + 1), (26, 8 + 8 + 1), (28, 8 + 8 + 2), (60, 8 + 8 + 4)])
-def test_a_change_of_state_costs_as_much_as_eight_frames_and_what_was_read(token_bytes: int, work: int) -> None:
-    """A bare token of GSSAPI is one, and the first request behind it another; 16 bytes count as one more frame."""
+def test_a_change_of_state_costs_eight_frames_plus_the_bytes_read(token_bytes: int, work: int) -> None:
+    """A bare GSSAPI token is one change and the first request after it another; each 16 bytes count as a frame."""
     talk = session()
     talk._interest.plan(12 << 16 | 4)
     token = sized(b"\x60\x82" + bytes(token_bytes - 2))
@@ -314,8 +314,8 @@ def test_a_change_of_state_costs_as_much_as_eight_frames_and_what_was_read(token
 
 
 @pytest.mark.parametrize(("token_bytes", "is_read"), [(748, True), (764, False)])
-def test_what_uses_up_the_work_of_a_call_leaves_the_rest_for_the_next(token_bytes: int, is_read: bool) -> None:
-    """Two changes, 16 frames, and 47 or 48 for what was read: the beginning of a header is looked at, or waits."""
+def test_bytes_beyond_the_budget_of_a_call_are_left_for_the_next(token_bytes: int, is_read: bool) -> None:
+    """Two changes cost 16 frames, the bytes read 47 or 48: the start of the next header is read or left."""
     talk = session()
     head = request(12, 4, 1)[:8]
     talk.receive(CLIENT, memoryview(sized(b"\x60\x82" + bytes(token_bytes - 2)) + head), 1)
@@ -334,13 +334,13 @@ def replaced(exchange: Exchange, frame: memoryview) -> bytes:
     [
         (12, 0, 1),
         (12, 4100, 1),
-        (12, 4101, 1 + 16),  # by 256 bytes, beyond 4 KiB
-        (METADATA, 67, 1 + 8),  # its brokers are replaced: by 64 bytes
+        (12, 4101, 1 + 16),  # one per 256 bytes, beyond 4 KiB
+        (METADATA, 67, 1 + 8),  # its brokers are replaced: one per 64 bytes
         (METADATA, 68, 1 + 8 + 1),
         (METADATA, 400, 1 + 8 + 6),
     ],
 )
-def test_an_answer_costs_by_its_length_if_it_is_long_or_replaced(key: int, size: int, work: int) -> None:
+def test_a_response_costs_by_length_if_it_is_long_or_rewritten(key: int, size: int, work: int) -> None:
     talk = Session(Interest(rewrite=True), transform=replaced)
     read(talk, CLIENT, b"".join(request(key, 4, number) for number in range(80)))
     body: dict[str, Any] = {"brokers": [{"nodeId": 1, "host": "h", "port": 9092}]} if key == METADATA else {}
@@ -351,8 +351,8 @@ def test_an_answer_costs_by_its_length_if_it_is_long_or_replaced(key: int, size:
     assert talk.completed[BROKER] == -(-FRAMES_PER_CALL // work)
 
 
-def test_a_login_without_end_is_refused() -> None:
-    """A bare GSSAPI token, and empty ones behind it; the broker answers each."""
+def test_an_endless_login_is_refused() -> None:
+    """A bare GSSAPI token, then empty tokens; the broker answers each."""
     head = sized(b"\x60\x01" + bytes(6))
     talk, blind = Dialogue(Interest(rewrite=True), transform=untouched), Dialogue(Interest())
     for dialogue in (talk, blind):
@@ -367,24 +367,24 @@ def test_a_login_without_end_is_refused() -> None:
     assert [fault.fatal for fault in blind.faults] == [False] and blind.sent[BROKER].endswith(b"more")
 
 
-def test_tokens_of_a_broker_are_shared_out_over_calls() -> None:
+def test_tokens_from_a_broker_are_split_over_calls() -> None:
     talk = session()
     talk.receive(CLIENT, memoryview(sized(b"\x60\x01" + bytes(60))), 1)
     calls = read(talk, BROKER, bytes(4 * 10_000))
     assert len(calls) >= 10_000 / FRAMES_PER_CALL and joined(calls, CLIENT) == bytes(40_000)
 
 
-def test_large_answers_that_pass_unread_are_few_in_a_call() -> None:
+def test_a_call_passes_few_large_unread_responses() -> None:
     talk = session()
     read(talk, CLIENT, b"".join(foreign_request(UNKNOWN_API, 0, number, b"\0\1c") for number in range(8)))
-    size = 4 * FRAMES_PER_CALL << 8  # as much work as so many frames, four times
+    size = 4 * FRAMES_PER_CALL << 8  # four times the budget of a call
     answers = b"".join(pack(">ii", 4 + size, number) + bytes(size) for number in range(8))
     calls = read(talk, BROKER, answers)
     assert len(calls) == 8 and joined(calls, CLIENT) == answers and not talk.pending
 
 
-def test_what_a_handshake_left_waiting_is_shared_out_over_calls() -> None:
-    """The client went on before SaslHandshake v0 was refused: its requests are read in a call of the broker's side."""
+def test_requests_that_waited_for_a_handshake_are_split_over_calls() -> None:
+    """The client sent requests before SaslHandshake v0 was refused; they are read in a call for the broker's side."""
     ask = request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"})
     sent = b"".join(request(PRODUCE, 9, number, {"acks": 0}) for number in range(5000))
     sent = sent[: sasl.MAX_TOKEN]
@@ -399,7 +399,7 @@ def test_what_a_handshake_left_waiting_is_shared_out_over_calls() -> None:
     while talk.backlog[CLIENT] is not None:
         calls.append([(to, bytes(piece)) for to, piece in talk.resume(CLIENT, 1)])
     assert joined(calls, BROKER) == sent and not talk.faults
-    read(talk, CLIENT, bytes(16))  # no frame: where it stands counts what has waited
+    read(talk, CLIENT, bytes(16))  # no frame: its offset includes the bytes that waited
     (fault,) = [each for each in talk.events if isinstance(each, Desync)]
     assert fault.offset == len(ask) + len(sent)
 
@@ -411,7 +411,7 @@ def dense(partitions: int, version: int = 8) -> dict[str, Any]:
     return {"topics": [{"name": "t", "partitions": [{"partitionIndex": n, "errorCode": 3} for n in range(partitions)]}]}
 
 
-def test_a_large_answer_of_many_fields_is_walked_over_several_calls() -> None:
+def test_a_large_response_with_many_fields_is_walked_over_several_calls() -> None:
     talk = session()
     talk.receive(CLIENT, memoryview(request(OFFSET_FETCH, 7, 1)), 1)
     answer = response(OFFSET_FETCH, 7, 1, dense(20_000))
@@ -427,7 +427,7 @@ def test_a_large_answer_of_many_fields_is_walked_over_several_calls() -> None:
 
 @pytest.mark.parametrize("detail", [ERRORS, SUMS, TOPICS, BATCHES])
 def test_payloads_cost_no_work(detail: int) -> None:
-    """Of large batches only the headers are looked at: a whole read passes in one call, both ways."""
+    """Only the headers of large batches are read: a whole read passes in one call, both ways."""
     batch = write_batch([Record(0, 1, None, b"v" * 100_000)])
     talk = session(details=True, detail=detail)
     produced = {"acks": -1, "topicData": [{"name": "t", "partitionData": [{"index": 0, "records": batch * 4}]}]}
@@ -452,7 +452,7 @@ def batch(size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [4 * 1024, 16 * 1024])
 @pytest.mark.parametrize("detail", [SUMS, TOPICS, BATCHES])
-def test_a_read_of_batches_as_producers_send_them_is_one_call(detail: int, size: int) -> None:
+def test_a_read_of_batches_of_usual_size_is_one_call(detail: int, size: int) -> None:
     talk = session(details=True, detail=detail)
     read(talk, CLIENT, request(FETCH, 12, 1))
     answer = fetched(batch(size) * (2 * READ // size))
@@ -463,8 +463,8 @@ def test_a_read_of_batches_as_producers_send_them_is_one_call(detail: int, size:
 
 @pytest.mark.parametrize(("size", "batches"), [(600, 64), (2048, 16), (2200, 16), (4096, 353)])
 @pytest.mark.parametrize("detail", [SUMS, TOPICS, BATCHES])
-def test_so_many_batches_are_read_in_one_call(detail: int, size: int, batches: int) -> None:
-    """By the bytes of those that are near to one another; of large ones a slice counts 512 bytes, a header 64."""
+def test_batches_read_per_call_by_batch_size(detail: int, size: int, batches: int) -> None:
+    """Small adjacent batches cost their bytes; for large ones a slice costs 512 bytes and a header 64."""
     talk = session(details=True, detail=detail)
     read(talk, CLIENT, request(FETCH, 12, 1))
     answer = fetched(batch(size) * 1000)
@@ -475,8 +475,8 @@ def test_so_many_batches_are_read_in_one_call(detail: int, size: int, batches: i
 
 
 @pytest.mark.parametrize("few", [0, 9, 40, 400], ids=lambda few: f"{few} tiny ones between")
-def test_however_batches_follow_on_one_another_few_headers_are_read_in_one_call(few: int) -> None:
-    """Between large ones, where the walk goes from header to header, there may be any number of tiny ones."""
+def test_a_call_reads_few_headers_for_any_sequence_of_batch_sizes(few: int) -> None:
+    """Large batches, which the walk skips from header to header, may have any number of tiny ones in between."""
     talk = session(details=True, detail=BATCHES)
     read(talk, CLIENT, request(FETCH, 12, 1))
     unit = batch(4096) + TINY * few
@@ -493,7 +493,7 @@ def test_however_batches_follow_on_one_another_few_headers_are_read_in_one_call(
     assert 100 < looked <= WALKED_PER_CALL / len(TINY) + 64
 
 
-def test_a_large_request_of_many_fields_is_walked_over_several_calls() -> None:
+def test_a_large_request_with_many_fields_is_walked_over_several_calls() -> None:
     topics = [{"name": "t", "partitions": [{"partitionIndex": n, "committedOffset": n} for n in range(20_000)]}]
     ask = request(8, 8, 1, {"groupId": "g", "topics": topics})
     talk = session(details=True, detail=TOPICS)
@@ -504,7 +504,7 @@ def test_a_large_request_of_many_fields_is_walked_over_several_calls() -> None:
     assert first.request_end == second.request_end == 1 and second.correlation_id == 2
 
 
-def test_any_dialogue_counts_what_pending_requests_name() -> None:
+def test_the_count_of_named_partitions_always_equals_that_of_pending_requests() -> None:
     for seed in range(8):
         dice = random.Random(seed)
         talk = session(details=True, detail=TOPICS)
@@ -524,8 +524,8 @@ def test_any_dialogue_counts_what_pending_requests_name() -> None:
             assert talk._named == sum(named_count(each.request_body) for each in talk.pending) <= 1 << 16
 
 
-def test_a_request_costs_the_same_however_many_are_pending() -> None:
-    """By functions called, those of C too: nothing looks at each of the pending ones."""
+def test_the_cost_of_a_request_does_not_depend_on_the_number_pending() -> None:
+    """Counts function calls, including C functions: nothing iterates over the pending requests."""
 
     def cost(pending: int) -> int:
         talk = session(details=True, detail=TOPICS)
@@ -556,7 +556,7 @@ def test_a_request_costs_the_same_however_many_are_pending() -> None:
 
 
 def begun(frame: bytes, size: int) -> bytes:
-    """The first bytes of a frame of that size."""
+    """The first 13 bytes of a frame of that size."""
     return pack(">i", size) + frame[4:].ljust(9, b"\0")
 
 
@@ -576,7 +576,7 @@ def begun(frame: bytes, size: int) -> bytes:
         ({"details": True, "detail": TOPICS}, FETCH, 12, "kept", "walking"),
     ],
 )
-def test_an_answer_in_parts_is_small_up_to_64_kib(
+def test_a_response_in_parts_is_small_up_to_64_kib(
     settings: dict[str, Any], key: int, version: int, small: str, large: str
 ) -> None:
     for size, state in ((65_535, small), (65_536, small), (65_537, large)):
@@ -591,7 +591,7 @@ def test_a_request_in_parts_is_small_up_to_64_kib() -> None:
     for size, state in ((65_535, "kept"), (65_536, "kept"), (65_537, "walking")):
         talk = Dialogue(Interest(detail=TOPICS)).client(begun(request(PRODUCE, 8, 1, {"acks": 1}), size))
         assert talk.session.states[CLIENT] == f"framed, {state}"
-    for size in (65_536, 65_537):  # whole, behind one that began alike
+    for size in (65_536, 65_537):  # complete, after a request with the same prefix
         talk = Dialogue(Interest(detail=TOPICS)).client(request(PRODUCE, 8, 1, {"acks": 1}))
         body = {"acks": 1, "topicData": [{"name": "t", "partitionData": [{"records": b""}]}]}
         least = len(request(PRODUCE, 8, 2, body)) - 4
@@ -609,7 +609,7 @@ def test_a_request_in_parts_is_small_up_to_64_kib() -> None:
         ({"rewrite": True}, API_VERSIONS, 3, 4 << 20),
     ],
 )
-def test_a_held_answer_has_a_bound(settings: dict[str, Any], key: int, version: int, bound: int) -> None:
+def test_a_held_response_has_a_limit(settings: dict[str, Any], key: int, version: int, bound: int) -> None:
     for size, faults in ((bound, []), (bound + 1, ["held_too_large"])):
         talk = Dialogue(Interest(**settings), transform=untouched).client(request(key, version, 7))
         talk.broker(begun(bytes(4) + pack(">i", 7), size))
@@ -623,11 +623,11 @@ def test_a_held_answer_has_a_bound(settings: dict[str, Any], key: int, version: 
 
 
 @pytest.mark.parametrize("largest", [100, frames.MAX_REQUEST])
-def test_a_request_may_be_as_large_as_a_broker_takes(largest: int) -> None:
+def test_a_request_may_be_as_large_as_a_broker_accepts(largest: int) -> None:
     for size, faults in ((largest, []), (largest + 1, ["size"])):
         talk = Dialogue(Interest(), max_request_bytes=largest).client(begun(request(12, 4, 1), size)[:50])
         assert [fault.kind for fault in talk.faults] == faults
-    for size, faults in ((8, ["malformed_request"]), (7, ["size"])):  # a Produce that ends with its header
+    for size, faults in ((8, ["malformed_request"]), (7, ["size"])):  # a Produce without a body
         talk = Dialogue(Interest()).client(pack(">i", size) + bytes(8))
         assert [fault.kind for fault in talk.faults] == faults
     for size, faults in ((4, ["malformed_answer"]), (3, ["size"])):
@@ -635,7 +635,7 @@ def test_a_request_may_be_as_large_as_a_broker_takes(largest: int) -> None:
         assert [fault.kind for fault in talk.faults] == faults
 
 
-def test_a_request_that_is_decided_has_a_bound() -> None:
+def test_a_request_held_for_the_authorizer_has_a_limit() -> None:
     for size, faults in ((MAX_HELD_REQUEST, []), (MAX_HELD_REQUEST + 1, ["held_too_large"])):
         authorizer = Scripted()
         talk = Dialogue(Interest(rewrite=True, authorizes=lambda key, version: True), authorizer=authorizer)
@@ -644,7 +644,7 @@ def test_a_request_that_is_decided_has_a_bound() -> None:
         assert talk.sent[BROKER] == b""
 
 
-def test_what_waits_for_a_handshake_and_a_token_have_a_bound() -> None:
+def test_bytes_waiting_for_a_handshake_and_tokens_have_a_limit() -> None:
     shake = request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"})
     for waiting, faults in ((sasl.MAX_TOKEN, []), (sasl.MAX_TOKEN + 1, ["sasl_token"])):
         talk = Dialogue(Interest(rewrite=True), transform=untouched).client(shake).client(bytes(waiting))
@@ -664,7 +664,7 @@ def brokers(count: int) -> dict[str, Any]:
     return {"brokers": [{"brokerId": n, "host": f"broker-{n}", "port": 9092, "rack": None} for n in range(count)]}
 
 
-def test_what_all_sessions_hold_together_is_bounded() -> None:
+def test_bytes_held_by_all_sessions_together_are_bounded() -> None:
     answer = response(DESCRIBE_CLUSTER, 0, 1, brokers(3000))
     interest = Interest(rewrite=True, held=HeldBudget(2 * len(answer)))
     talks = [Dialogue(interest, transform=untouched).client(request(DESCRIBE_CLUSTER, 0, 1)) for _ in range(3)]
@@ -680,7 +680,7 @@ def test_what_all_sessions_hold_together_is_bounded() -> None:
     assert interest.held.take(2 * len(answer))
 
 
-def test_a_copy_that_has_no_room_is_not_kept_and_the_answer_passes() -> None:
+def test_without_budget_for_a_copy_the_response_passes_unread() -> None:
     interest = Interest(rewrite=True, held=HeldBudget(0))
     answer = response(12, 4, 1, {"errorCode": 27})
     talk = Dialogue(interest, transform=untouched).client(request(12, 4, 1)).broker(answer, [9])
@@ -688,8 +688,8 @@ def test_a_copy_that_has_no_room_is_not_kept_and_the_answer_passes() -> None:
 
 
 @pytest.mark.parametrize(("key", "acks"), [(FETCH, 1), (PRODUCE, 1), (PRODUCE, 0)])
-def test_what_bodies_name_whose_ends_do_not_come_is_bounded(key: int, acks: int) -> None:
-    """For all sessions together, byte by byte or not; the broker gets all of each, and all is released in the end."""
+def test_names_read_from_incomplete_bodies_are_bounded(key: int, acks: int) -> None:
+    """One limit for all sessions, at any split; the broker gets every byte, and all budget is released at the end."""
     limit = 2_200_000
     interest = Interest(rewrite=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=limit))
 
@@ -725,14 +725,14 @@ def test_what_bodies_name_whose_ends_do_not_come_is_bounded(key: int, acks: int)
 
 @pytest.mark.parametrize("acks", [1, 0])
 @pytest.mark.parametrize("authorized", [False, True])
-def test_copies_of_requests_whose_ends_do_not_come_are_bounded(acks: int, authorized: bool) -> None:
-    """Small bodies are copied until they are whole, and first fields too: they count for all sessions together."""
+def test_copies_of_incomplete_requests_are_bounded(acks: int, authorized: bool) -> None:
+    """Small bodies and first fields are copied until complete, within one limit for all sessions."""
     limit = 200_000
     authorizer = Scripted() if authorized else None
     transactional_id = "t" * 30_000
     body = {"acks": acks, "topicData": [{"name": "n" * 30_000, "partitionData": [{"index": 0, "records": TINY}]}]}
     whole = request(PRODUCE, 3, 1, {"transactionalId": transactional_id, **body})
-    for first in (20_000, len(whole) - 1):  # within the first fields; behind them
+    for first in (20_000, len(whole) - 1):  # within the first fields; after them
         interest = Interest(rewrite=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=limit))
         talks = [Dialogue(interest, transform=untouched, authorizer=authorizer) for _ in range(12)]
         for talk in talks:
@@ -749,10 +749,10 @@ def test_copies_of_requests_whose_ends_do_not_come_are_bounded(acks: int, author
                 assert talk.sent[BROKER] == whole
                 if acks:
                     talk.broker(response(PRODUCE, 3, 1))
-        assert interest.held._noted_bytes == 0  # with the answer or, where none comes, with the request
+        assert interest.held._noted_bytes == 0  # released with the response or, without one, with the request
 
 
-def test_a_request_that_names_many_partitions_counts_with_their_memory() -> None:
+def test_a_request_with_many_partitions_counts_with_their_memory() -> None:
     interest = Interest(rewrite=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=1 << 30))
     partitions = [{"partition": number, "fetchOffset": 5} for number in range(200)]
     talk = Dialogue(interest, transform=untouched)
@@ -766,18 +766,18 @@ def session_of(talk: Dialogue) -> Session:
     return talk.session
 
 
-def test_names_of_clients_that_stay_with_a_connection_are_cut() -> None:
-    """One character beyond UCS-2 makes each of a text take four bytes: 32 KiB would be 128 KiB of each connection."""
+def test_client_names_kept_for_a_connection_are_truncated() -> None:
+    """One character beyond UCS-2 makes all of a string take four bytes each: 32 KiB become 128 KiB per connection."""
     long = "\N{GRINNING FACE}" + "c" * 15_000
     talk = Dialogue(Interest(rewrite=True, details=True), transform=untouched)
     named = {"clientSoftwareName": long, "clientSoftwareVersion": long}
     talk.client(request(API_VERSIONS, 3, 1, named, client=long))
-    assert talk.session.pending[0].client_id == long  # as long as it is pending
+    assert talk.session.pending[0].client_id == long  # while it is pending
     assert talk.session.client_id == long[:256] and talk.session.software == (long[:256], long[:256])
 
 
-def test_what_the_pending_requests_of_all_sessions_say_is_bounded() -> None:
-    """Ids and names of topics may have 32 KiB each, and each request others."""
+def test_ids_and_names_kept_for_pending_requests_of_all_sessions_are_bounded() -> None:
+    """Client ids and topic names may have 32 KiB each and differ in each request."""
     interest = Interest(rewrite=True, details=True, detail=TOPICS, held=HeldBudget(noted_limit_bytes=40_000))
 
     def asks(number: int, client: str, topic: str = "t") -> bytes:
@@ -802,7 +802,7 @@ def test_what_the_pending_requests_of_all_sessions_say_is_bounded() -> None:
 # --- states ----------------------------------------------------------------------------------------------------------
 
 
-def test_each_state_of_the_table_is_met() -> None:
+def test_every_state_of_the_table_is_reached() -> None:
     met: set[tuple[int, str]] = set()
 
     class Watched(Dialogue):
@@ -835,7 +835,7 @@ def test_each_state_of_the_table_is_met() -> None:
     assert met == expected
 
 
-# --- the head of a large Metadata answer -----------------------------------------------------------------------------
+# --- the head of a large Metadata response ---------------------------------------------------------------------------
 
 
 def metadata(version: int, topics: int, hosts: int = 12) -> dict[str, Any]:
@@ -857,9 +857,9 @@ def renamed(exchange: Exchange, frame: memoryview) -> bytes | None:
 
 @pytest.mark.parametrize("version", [0, 1, 4, 8, 9, 12, 13])
 @pytest.mark.parametrize("most", [1, 700, 100_000, READ])
-def test_of_a_large_metadata_answer_only_the_brokers_are_held(version: int, most: int) -> None:
+def test_only_the_brokers_of_a_large_metadata_response_are_held(version: int, most: int) -> None:
     answer = response(METADATA, version, 7, metadata(version, 300))
-    cuts = [*range(most, len(answer) if most > 1 else 2000, most)]  # byte by byte through the brokers and further
+    cuts = [*range(most, len(answer) if most > 1 else 2000, most)]  # byte by byte through the brokers and beyond
     interest = Interest(rewrite=True, details=True, detail=TOPICS, held=HeldBudget(4096))
     talk = Dialogue(interest, transform=renamed).client(request(METADATA, version, 7))
     talk.broker(answer + answer[:9], [*cuts, len(answer)] if cuts else [])
@@ -888,7 +888,7 @@ def renamed_frame(answer: bytes) -> bytes | None:
     return rewrite_addresses(METADATA, 12, memoryview(answer), lambda n, host, port: ("me", n))
 
 
-def test_as_many_brokers_are_rewritten_in_one_call_as_a_listener_serves() -> None:
+def test_one_call_rewrites_as_many_brokers_as_a_listener_serves() -> None:
     for count, is_refused in ((MAX_BROKERS, False), (4 * MAX_BROKERS, True)):
         named = [{"nodeId": n, "host": f"broker-{n}.kafka.example.internal", "port": 9092} for n in range(count)]
         answer = response(METADATA, 9, 1, {"brokers": named})
@@ -897,7 +897,7 @@ def test_as_many_brokers_are_rewritten_in_one_call_as_a_listener_serves() -> Non
         assert talk.sent[CLIENT] == (b"" if is_refused else answer)
 
 
-def test_brokers_without_end_are_refused() -> None:
+def test_an_endless_list_of_brokers_is_refused() -> None:
     answer = response(METADATA, 12, 1, metadata(12, 1, hosts=7000))
     assert len(answer) > MAX_HEAD
     talk = Dialogue(Interest(rewrite=True), transform=renamed).client(request(METADATA, 12, 1))
@@ -906,7 +906,7 @@ def test_brokers_without_end_are_refused() -> None:
     assert talk.sent[CLIENT] == b"" and "do not end within" in talk.faults[0].text
 
 
-def test_a_fault_behind_the_brokers_ends_the_reading_and_not_the_connection() -> None:
+def test_a_fault_after_the_brokers_ends_the_reading_and_not_the_connection() -> None:
     answer = response(METADATA, 12, 1, metadata(12, 300))
     broken = answer[:-2000] + b"\xff" * 2000
     talk = Dialogue(Interest(rewrite=True), transform=renamed).client(request(METADATA, 12, 1)).broker(broken)
