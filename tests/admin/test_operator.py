@@ -1,4 +1,4 @@
-"""What an operator asks and does over HTTP, on a kproxy with connections through it."""
+"""Queries and actions of an operator over HTTP, on a kproxy with open connections."""
 
 import json
 import logging
@@ -50,20 +50,20 @@ async def done(http, path, status=200, **parameters):
         return json.loads(text) if status in (200, 404) and text.startswith("{") else text
 
 
-def test_the_page_describes_all_that_can_be_asked_and_done():
+def test_the_documentation_lists_every_query_and_action():
     async def test():
         async with operated() as (here, http):
-            questions = {f"GET {path}" for path in (await asked(http, "/api")).values()}
+            queries = {f"GET {path}" for path in (await asked(http, "/api")).values()}
             admin = here.server._admin
             actions = {f"POST /api/{name}" for name in (*admin._actions, *admin._streams)}
         page = (ROOT / "docs/admin.md").read_text()
-        questions.add("GET /api/findings")  # which `kproxy run` adds
-        assert set(re.findall(r"`((?:GET|POST) /api/[\w-]+)", page)) == questions | actions
+        queries.add("GET /api/findings")  # added by `kproxy run`
+        assert set(re.findall(r"`((?:GET|POST) /api/[\w-]+)", page)) == queries | actions
 
     live(test())
 
 
-def test_connections_say_who_they_are_and_what_they_did():
+def test_connections_show_their_client_and_their_counts():
     async def test():
         async with operated() as (here, http):
             client, broker = await here.connect()
@@ -101,8 +101,8 @@ def test_connections_say_who_they_are_and_what_they_did():
     live(test())
 
 
-def test_a_parameter_that_nobody_looks_for_is_told():
-    """Who asks for connections of one client, which there is no parameter for, must not take all for them."""
+def test_an_unknown_parameter_is_an_error():
+    """An unsupported filter, for example by client, must not silently return all connections."""
 
     async def test():
         async with operated() as (here, http):
@@ -120,7 +120,7 @@ def test_a_parameter_that_nobody_looks_for_is_told():
     live(test())
 
 
-def test_one_is_closed_another_drained_and_the_rest_goes_on(caplog):
+def test_one_connection_is_closed_another_drained_and_the_rest_continue(caplog):
     async def test():
         async with operated() as (here, http):
             pairs = [await here.connect() for _ in range(3)]
@@ -177,7 +177,7 @@ async def lines_of(answer):
 
 
 async def traced(http, number_of_frames, talk, **parameters):
-    """What a trace shows of `talk`."""
+    """Return (first line, other lines) of a trace during `talk`."""
     parameters |= {"frames": number_of_frames, "seconds": 15}
     async with http.post("/api/trace", json=parameters) as answer:
         assert answer.status == 200, await answer.text()
@@ -187,7 +187,7 @@ async def traced(http, number_of_frames, talk, **parameters):
         return begin, [line async for line in lines]
 
 
-def test_a_trace_shows_requests_and_answers_and_no_secret():
+def test_a_trace_shows_requests_and_responses_and_no_secret():
     async def test():
         async with operated() as (here, http):
             client, broker = await here.connect()
@@ -236,7 +236,7 @@ def test_a_trace_shows_requests_and_answers_and_no_secret():
             assert frames[8]["body"]["metrics"] == {"bytes": len(SECRET)}
             assert not here.server.relays.worker.traces
             (relay,) = here.server.relays.worker.relays.values()
-            assert type(relay.session) is Session, "nothing of it is left"
+            assert type(relay.session) is Session, "the session is still traced"
 
     live(test())
 
@@ -252,7 +252,7 @@ def batch():
     return bytes(8) + (len(body) + 5).to_bytes(4) + bytes(4) + b"\x02" + body
 
 
-def test_a_trace_of_an_address_follows_new_connections_and_begins_in_the_middle_of_a_frame():
+def test_a_trace_of_an_address_follows_new_connections_and_may_begin_inside_a_frame():
     async def test():
         async with operated() as (here, http):
             old, old_broker = await here.connect()
@@ -278,7 +278,7 @@ def test_a_trace_of_an_address_follows_new_connections_and_begins_in_the_middle_
     live(test())
 
 
-def test_a_trace_shows_frames_that_passed_together_in_their_order():
+def test_a_trace_shows_frames_of_one_read_in_order():
     async def test():
         async with operated() as (here, http):
             client, broker = await here.connect()
@@ -328,7 +328,7 @@ def test_tokens_without_a_header_are_only_counted(pipelined):
             assert end["ended"] == "the connection has ended"
             assert "hunter2" not in json.dumps(lines) and "alice" not in json.dumps(lines)
             shown = [line["api"] for line in lines if "left_out" not in line]
-            assert shown[-2:] == ["Heartbeat", "Heartbeat"], "behind the login frames are shown again"
+            assert shown[-2:] == ["Heartbeat", "Heartbeat"], "frames after the login are shown"
             assert sum(line["bytes"] for line in lines if "left_out" in line) >= len(token)
 
     live(test())
@@ -340,7 +340,7 @@ async def _and_close(talk, *wires):
         wire.close()
 
 
-def test_a_trace_that_cannot_keep_up_leaves_frames_out_and_the_relay_goes_on(monkeypatch):
+def test_a_trace_that_cannot_keep_up_drops_frames_and_the_relay_continues(monkeypatch):
     monkeypatch.setattr(tracing, "MAX_HELD_BYTES", 3 * (tracing._OVERHEAD + len(request(HEARTBEAT, 4, 0))))
 
     async def test():
@@ -361,7 +361,7 @@ def test_a_trace_that_cannot_keep_up_leaves_frames_out_and_the_relay_goes_on(mon
     live(test())
 
 
-def test_a_reader_that_leaves_ends_its_trace():
+def test_a_reader_that_disconnects_ends_its_trace():
     async def test():
         async with operated() as (here, http):
             _ends = await here.connect()
@@ -373,7 +373,7 @@ def test_a_reader_that_leaves_ends_its_trace():
             await here.until(lambda: not here.server.relays.worker.traces)
             assert all(
                 type(relay.session) is Session for relay in here.server.relays.worker.relays.values()
-            )  # not watched
+            )  # no longer traced
 
     live(test())
 
@@ -382,7 +382,7 @@ def test_a_reader_that_leaves_ends_its_trace():
     "parameters",
     [{}, {"connection": 1, "client": HOST}, {"client": "nobody"}, {"connection": 77}, {"client": 1, "x": 2}],
 )
-def test_a_trace_of_nothing_is_refused(parameters):
+def test_a_trace_that_matches_no_connection_is_refused(parameters):
     async def test():
         async with operated() as (_, http):
             text = await done(http, "/api/trace", 400, **parameters)
@@ -391,7 +391,7 @@ def test_a_trace_of_nothing_is_refused(parameters):
     live(test())
 
 
-def test_a_line_when_a_connection_ends(caplog):
+def test_the_end_of_a_connection_is_logged_with_its_counts(caplog):
     caplog.set_level(logging.INFO)
 
     async def test():
@@ -407,9 +407,9 @@ def test_a_line_when_a_connection_ends(caplog):
 
     live(test())
     (line,) = [record for record in caplog.records if record.getMessage().startswith("ended")]
-    said = log_lines.fields(line)
-    assert said.pop("duration_s") > 0 and said.pop("client").startswith(HOST)
-    assert said == {
+    logged = log_lines.fields(line)
+    assert logged.pop("duration_s") > 0 and logged.pop("client").startswith(HOST)
+    assert logged == {
         "cause": "client_closed",
         "cluster": "default",
         "listener": "bootstrap",
@@ -425,7 +425,7 @@ def test_a_line_when_a_connection_ends(caplog):
     }
 
 
-def test_the_policy_is_shown_as_it_is_in_force_and_made_once():
+def test_the_active_policy_is_shown_and_rendered_once():
     async def test():
         rules = (Rule(action="deny", group="secret-*"),)
         async with operated(cluster={"policy": rules}) as (here, http):

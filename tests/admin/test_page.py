@@ -1,4 +1,4 @@
-"""The page in a real browser: before the demo's cluster, with hostile names, through a restart, with a token."""
+"""The page in a real browser: with the demo's cluster, hostile names, a restart, and a token."""
 
 import http.server
 import json
@@ -36,7 +36,7 @@ HEADING_OF_FINDINGS = "return [...document.querySelectorAll('#findings b')].map(
 
 
 def hostile_client(bootstrap: str, count: int) -> list[socket.socket]:
-    """Clients and topics with markup for names, and many of them."""
+    """Open many clients that have markup as client ids and topic names."""
     host, port = bootstrap.split(":")
     clients = []
     batch = write_batch([Record(0, 1_700_000_000_000, None, b"v" * 100)])
@@ -81,7 +81,7 @@ def tile(browser: chromium.Browser, name: str) -> str:
     return str(browser.asked(script, name))
 
 
-def test_the_page_shows_what_passes_moves_filters_and_survives_a_restart(tmp_path: Path) -> None:
+def test_the_page_shows_traffic_updates_filters_and_survives_a_restart(tmp_path: Path) -> None:
     with traffic() as demo, Kproxy(demo.bootstrap, tmp_path, "--detail", "topics", "--workers", "2") as kproxy:
         demo.admit(kproxy.bootstrap)
         page = f"http://{kproxy.admin}/"
@@ -98,15 +98,15 @@ def test_the_page_shows_what_passes_moves_filters_and_survives_a_restart(tmp_pat
             wait_for("topics", lambda: len(rows(browser, "topics")) >= 5, 60)
             wait_for("clients", lambda: len(rows(browser, "clients")) >= 5, 60)
             wait_for("connections", lambda: len(rows(browser, "connections")) >= 5, 60)
-            assert len(rows(browser, "topics")) <= 10  # of hundreds; the rest is a click away
+            assert len(rows(browser, "topics")) <= 10  # of hundreds; a click shows the rest
 
-            # Everybody can read and use it, also in the dark.
+            # It is accessible, in the dark theme too.
             browser.asked("document.documentElement.dataset.theme = 'dark'")
             assert browser.barriers("color-contrast") == []
             browser.asked("document.documentElement.dataset.theme = 'light'")
             assert browser.barriers() == []
 
-            # It moves: figures follow the counters, which are those of /metrics.
+            # It updates: figures follow the counters of /metrics.
             seen = browser.asked("return document.querySelector('#apis').textContent")
             wait_for(
                 "new figures", lambda: browser.asked("return document.querySelector('#apis').textContent") != seen, 60
@@ -120,14 +120,16 @@ def test_the_page_shows_what_passes_moves_filters_and_survives_a_restart(tmp_pat
             assert browser.asked("return document.title") == "kproxy"
             assert browser.asked("return document.querySelectorAll('img, main script').length") == 0
             assert "find=onerror" in browser.chrome.current_url
-            find.send_keys("-in-no-name")  # what is not there may be among those that were left out
-            said = "return document.querySelector('#topics').textContent"
-            wait_for("the hint", lambda: browser.asked(said) == "none of the 100 largest has this in its name", 60)
+            find.send_keys("-in-no-name")  # a name without a match may be among the rows left out
+            text_of_topics = "return document.querySelector('#topics').textContent"
+            wait_for(
+                "the hint", lambda: browser.asked(text_of_topics) == "none of the 100 largest has this in its name", 60
+            )
             assert "the 100 largest" in browser.asked("return document.querySelector('#topics').parentNode.textContent")
             find.clear()
-            find.send_keys("\ue003")  # an event for the field that is empty now
+            find.send_keys("\ue003")  # an input event for the emptied field
 
-            # Filters are in the URL, and the URL is enough.
+            # The URL contains the filters and restores them.
             browser.chrome.get(f"{page}?broker=2&api=Produce&range=300&theme=dark")
             wait_for("a filter", lambda: [row[0] for row in rows(browser, "brokers")] == ["2"], 60)
             assert [row[0] for row in rows(browser, "apis")] == ["Produce"]
@@ -137,7 +139,7 @@ def test_the_page_shows_what_passes_moves_filters_and_survives_a_restart(tmp_pat
             wait_for("no filter", lambda: len(rows(browser, "brokers")) >= 4, 60)
             assert "broker=" not in browser.chrome.current_url
 
-            # Nothing goes sideways on a telephone.
+            # Nothing scrolls sideways on a phone.
             browser.width(390)
             wait_for("a narrow page", lambda: browser.asked("return document.documentElement.scrollWidth") <= 390, 30)
             browser.width(1440)
@@ -148,14 +150,14 @@ def test_the_page_shows_what_passes_moves_filters_and_survives_a_restart(tmp_pat
             kproxy.stop(kill=True)
             wait_for("the news", lambda: "does not answer" in state_of(browser), 60)
             kproxy.start()
-            wait_for("a page that goes on", lambda: state_of(browser) == "ready", 60)
+            wait_for("the page to recover", lambda: state_of(browser) == "ready", 60)
             wait_for("figures again", lambda: tile(browser, "requests/s") not in ("None", "0", "–"), 90)
-            assert all("net::ERR" in line for line in browser.complaints())  # of the seconds without a kproxy
+            assert all("net::ERR" in line for line in browser.complaints())  # from the seconds without a kproxy
             strangers = {url for url in browser.requests() if not url.startswith((page, "data:"))}
             assert not strangers
 
 
-def test_a_token_is_asked_for_once_and_sent_with_every_question(tmp_path: Path) -> None:
+def test_the_page_asks_for_a_token_once_and_sends_it_with_every_request(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("s3cret-word\n")
     with traffic() as demo, Kproxy(demo.bootstrap, tmp_path, "--admin-token-file", str(token)) as kproxy:
@@ -183,7 +185,7 @@ def test_a_token_is_asked_for_once_and_sent_with_every_question(tmp_path: Path) 
 
 
 def test_page_top_metrics_and_tables_agree(tmp_path: Path) -> None:
-    """On known traffic: 12 heartbeats, of which 8 are refused, and 3 requests in a version that is to be dropped."""
+    """On known traffic: 12 heartbeats, 8 of them refused, and 3 requests in a deprecated version."""
     tables = tmp_path / "tables"
     with running(tmp_path, f'record = "{tables}"') as (broker, port, admin):
         url = f"http://127.0.0.1:{admin}/"
@@ -207,7 +209,7 @@ def test_page_top_metrics_and_tables_agree(tmp_path: Path) -> None:
                 wait_for("the connection", lambda: rows(browser, "connections") != [], 60)
                 (connection,) = rows(browser, "connections")
                 errors = rows(browser, "errors")
-                # A name that is too long for its table is cut, and the figures behind it stay in sight.
+                # A name that is too long for its table is truncated, and the figures after it stay visible.
                 browser.asked("document.querySelector('#errors td').textContent = 'REBALANCE_IN_PROGRESS_'.repeat(9)")
                 assert browser.asked(SIDEWAYS) == []
                 wait_for("findings", lambda: browser.asked(HEADING_OF_FINDINGS) != [], 60)
@@ -217,7 +219,7 @@ def test_page_top_metrics_and_tables_agree(tmp_path: Path) -> None:
                 browser.width(2560)
                 assert browser.asked("return document.documentElement.scrollWidth") <= 2560
                 assert browser.complaints() == []
-            told = json.loads(asked_top(f"127.0.0.1:{admin}"))
+            listed = json.loads(asked_top(f"127.0.0.1:{admin}"))
             counted: Counter[str] = Counter()
             for family in text_string_to_metric_families(loaded(f"{url}metrics")[2]):
                 for sample in family.samples:
@@ -225,25 +227,25 @@ def test_page_top_metrics_and_tables_agree(tmp_path: Path) -> None:
                         counted[sample.name] += int(sample.value)
             end.close()
     recorded = pq.read_table(tables / "exchanges").to_pylist()
-    of_apis = [row for row in told["apis"] if row["api"] in ("Heartbeat", "ListOffsets")]
+    of_apis = [row for row in listed["apis"] if row["api"] in ("Heartbeat", "ListOffsets")]
     # requests
     assert 15 == len(recorded) == counted["kproxy_requests_total"] == sum(row["requests"] for row in of_apis)
     assert connection[6] == "15"
     # refusals
     assert 8 == sum(row["error"] == "REBALANCE_IN_PROGRESS" for row in recorded) == counted["kproxy_errors_total"]
-    assert [row["answers"] for row in told["errors"]] == [8]
+    assert [row["answers"] for row in listed["errors"]] == [8]
     assert [[row[0], row[1], row[4]] for row in errors] == [["REBALANCE_IN_PROGRESS", "Heartbeat", "8"]]
     # bytes
     assert sent == sum(row["request_bytes"] for row in recorded) == counted["kproxy_request_bytes_total"]
-    assert sent == sum(row["request_bytes"] for row in of_apis) == told["connections"][0]["bytes_in"]
+    assert sent == sum(row["request_bytes"] for row in of_apis) == listed["connections"][0]["bytes_in"]
     assert got == sum(row["response_bytes"] for row in recorded) == counted["kproxy_response_bytes_total"]
     assert connection[7:9] == [f"{sent} B", f"{got} B"]
-    # what stands out
-    assert findings == [f"{row['title']}: {row['where']}" for row in told["findings"]]
-    assert severities == [row["severity"] for row in told["findings"]]  # in words, not by a colour alone
-    refused = next(row["evidence"] for row in told["findings"] if row["kind"] == "old_versions")
-    assert f"requests {refused['requests']}," in evidence  # what is counted is whole
-    assert any(found.startswith("Protocol versions") for found in findings)  # a busy machine has another one
+    # findings
+    assert findings == [f"{row['title']}: {row['where']}" for row in listed["findings"]]
+    assert severities == [row["severity"] for row in listed["findings"]]  # as text, not by colour alone
+    refused = next(row["evidence"] for row in listed["findings"] if row["kind"] == "old_versions")
+    assert f"requests {refused['requests']}," in evidence  # counts are integers
+    assert any(found.startswith("Protocol versions") for found in findings)  # a busy machine adds another finding
 
 
 def asked_top(admin: str) -> str:
@@ -252,7 +254,7 @@ def asked_top(admin: str) -> str:
 
 
 class Scripted:
-    """Serves the page, and these answers one after the other, the last one again and again; the first when it may."""
+    """Serves the page and the given answers in order, repeating the last; the first waits for `may_answer`."""
 
     def __init__(self, answers: list[dict[str, object]]) -> None:
         self.may_answer = threading.Event()
@@ -302,7 +304,7 @@ class Scripted:
 
 
 def answer(second: int, **more: object) -> dict[str, object]:
-    """Of /api/live, of a kproxy with one cluster."""
+    """Return an answer of /api/live, of a kproxy with one cluster."""
     state = {"version": "1", "now_ms": 10**12 + 1000 * second, "started_ms": 10**12, "ready": True, "connections": 7}
     state |= {"not_ready": [], "draining": False, "workers": 1, "cpu_s": second, "detail": {"c": "topics"}}
     rows: dict[str, object] = {
@@ -322,7 +324,7 @@ def slow(at_s: float, connection: str) -> list[object]:
     return [int(at_s * 1e6), connection, 1, "Produce", "c", "1", 0.5, f"client-{connection}"]
 
 
-def test_each_figure_counts_once_whoever_asks_and_whatever_an_answer_leaves_out() -> None:
+def test_each_figure_counts_once_with_several_tabs_and_truncated_answers() -> None:
     brokers = [["c", "1", 1, 0, 0]]
     topic = ["c", "new", 400, 4, 0, 0]
     same = {"brokers": [*brokers, ["d", "1", 1, 0, 0]], "topics": [topic, ["d", "new", 4, 1, 0, 0]]}
@@ -339,16 +341,16 @@ def test_each_figure_counts_once_whoever_asks_and_whatever_an_answer_leaves_out(
     ]
     with Scripted(answers) as kproxy, chromium.opened(kproxy.url, 1440) as browser:
         wait_for("the first question", lambda: len(kproxy.asked) == 1, 60)
-        for _ in range(3):  # somebody looks at other tabs while no answer comes
+        for _ in range(3):  # the user switches tabs while no answer arrives
             browser.asked("document.dispatchEvent(new Event('visibilitychange'))")
-        browser.chrome.execute_async_script("fetch('/api').then(() => arguments[0]())")  # all before it has been sent
+        browser.chrome.execute_async_script("fetch('/api').then(() => arguments[0]())")  # all earlier requests are sent
         asked_for = "const made = window.fetch; window.seen = []; new MutationObserver(() => window.seen.push("
         asked_for += "[...document.querySelectorAll('.tile b')].map((tile) => tile.textContent))).observe("
         browser.asked(asked_for + "document.querySelector('#tiles'), { childList: true })")
         kproxy.may_answer.set()
         wait_for("the last answer", lambda: len(kproxy.asked) > 5, 60)
         assert kproxy.most_at_once == 1
-        # What was not there two seconds ago began at 0; sums are those of all, though an answer has the largest alone.
+        # A row that is new since two seconds began at 0; sums cover all rows, although an answer has only the largest.
         wait_for("all requests", lambda: tile(browser, "requests/s") == "1,500", 60)
         assert "50" in {seen[0] for seen in browser.asked("return window.seen") if seen}
         assert tile(browser, "connections") == "7"
@@ -358,8 +360,8 @@ def test_each_figure_counts_once_whoever_asks_and_whatever_an_answer_leaves_out(
             ["Produce", "50"],
         ]
         assert [row[0:5:4] for row in rows(browser, "brokers")] == [["1", "150"], ["1", "0"]]
-        assert [row[:2] for row in rows(browser, "topics")] == [["new", "c"], ["new", "d"]]  # of two clusters, now
-        # A slow exchange that ended behind one that began later.
+        assert [row[:2] for row in rows(browser, "topics")] == [["new", "c"], ["new", "d"]]  # from two clusters now
+        # A slow exchange that ended after one that began later.
         assert [row[4] for row in rows(browser, "slow")] == ["client-1", "client-2"]
         assert kproxy.asked[2]["slow_after"] == ["70000000"]
         browser.chrome.get(f"{kproxy.url}?broker=1")
@@ -372,7 +374,7 @@ ALONE = """const tops = [...document.querySelectorAll(".tile")].map(each => each
 
 
 @pytest.mark.parametrize("width", [1280, 1366, 1440, 1920, 2560])
-def test_figures_stay_in_sight_beside_long_names_of_several_clusters(width: int) -> None:
+def test_figures_stay_visible_next_to_long_names_of_several_clusters(width: int) -> None:
     names = ["orders-of-the-european-region", "payments-of-the-european-region"]
     long = "-".join(["consumer-of-orders"] * 4)
     filled = answer(
@@ -391,10 +393,10 @@ def test_figures_stay_in_sight_beside_long_names_of_several_clusters(width: int)
         assert browser.asked(ALONE) == []  # no tile is alone in its row
 
 
-def test_a_lag_that_may_be_more_is_marked_and_one_of_which_nothing_is_known_is_unknown() -> None:
+def test_a_lag_that_is_a_minimum_is_marked_and_one_without_data_is_shown_as_unknown() -> None:
     lags = (("end", 0, 0), ("none", None, 2), ("behind", 7500, 3), ("part", 0, 1), ("known", 8, 0))
-    told = [["c", "group", name, "orders", records, None, unknown] for name, records, unknown in lags]
-    with Scripted([answer(1, lags=told)]) as kproxy, chromium.opened(kproxy.url, 1366) as browser:
+    listed = [["c", "group", name, "orders", records, None, unknown] for name, records, unknown in lags]
+    with Scripted([answer(1, lags=listed)]) as kproxy, chromium.opened(kproxy.url, 1366) as browser:
         kproxy.may_answer.set()
         wait_for("the lags", lambda: bool(rows(browser, "lags")), 60)
         shown = [(name, records, unknown) for name, _, _, records, _, unknown in rows(browser, "lags")]
@@ -403,7 +405,7 @@ def test_a_lag_that_may_be_more_is_marked_and_one_of_which_nothing_is_known_is_u
 
 
 def test_over_tls_with_a_token(tmp_path: Path) -> None:
-    """In a browser that trusts the test's own CA, and in one that does not."""
+    """One browser trusts the test's CA, the other does not."""
     authority = Authority(tmp_path / "ca")
     certificate = authority.server()
     token = tmp_path / "token"
@@ -440,7 +442,7 @@ def test_over_tls_with_a_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [True, False])
-def test_files_and_headers(tmp_path: Path, page: bool) -> None:
+def test_page_files_need_no_token_and_have_security_headers(tmp_path: Path, page: bool) -> None:
     token = tmp_path / "token"
     token.write_text("word")
     with traffic() as demo:

@@ -1,12 +1,12 @@
-"""`./dev dashboards`: a real Prometheus scrapes a real kproxy before a real Kafka: boards show data, alerts fire.
+"""`./dev dashboards`: a real Prometheus scrapes a real kproxy and a real Kafka: boards show data, alerts fire.
 
-Two Prometheus scrape the same kproxy. In one the rules run FAST times as fast as they are written: there alerts fire
-within seconds of what provokes them. In the other they run SLOW times as fast, so that the restart of a broker, which
-takes this small one seconds, is as long as that of a large one: there nothing fires that nobody provoked, also while
-all brokers are restarted one after the other. That kproxy (job "kproxy", load.py) has two workers, a listener of
-ZooKeeper, pushes of clients and to a collector; a `kproxy watch` is beside it. Every other alert is provoked at a
-second kproxy (job "troubled", trouble.py). It needs root, takes four minutes and 2,500 connections. CI has a short form
-of it before the demo's cluster (test_dashboards.py).
+Two Prometheus servers scrape the same kproxy. The first runs the rules FAST times as fast as written: alerts fire
+within seconds of their cause. The second runs them SLOW times as fast, so that a restart of this small broker, which
+takes seconds, lasts as long as that of a large one: no alert without a cause may fire there, even during a rolling
+restart of all brokers. That kproxy (job "kproxy", load.py) has two workers, a ZooKeeper listener, telemetry pushed by
+clients and its own pushes to a collector; a `kproxy watch` sees the same traffic. A second kproxy (job "troubled",
+trouble.py) provokes every other alert. It needs root, takes four minutes and 2,500 connections. CI runs a short form
+with the demo's cluster (test_dashboards.py).
 """
 
 import os
@@ -31,36 +31,36 @@ from tests.otlp import collector
 from tests.prometheus import Prometheus
 
 FAST, SLOW = 60, 6
-# What the clients provoke on purpose, beside restarts; job "broken" is a kproxy before nobody, and everything that
-# trouble.PROVOKED names befalls the job "troubled".
+# Alerts that clients and restarts provoke on purpose. Job "broken" is a kproxy without a cluster; job "troubled" gets
+# every fault in trouble.PROVOKED.
 PROVOKED = {
-    "KproxyErrors": "a client asks for a topic that is not there",
+    "KproxyErrors": "a client asks for a topic that does not exist",
     "KproxyClientsThrottled": "a producer above its quota",
-    "KproxyGroupBehind": "a group that has committed, and reads no further, in a topic of old records",
-    "KproxyGroupFallsBehind": "the same group: records go on coming",
-    "KproxyProtocolFaults": "a client that speaks TLS where none is",
-    "KproxyRebalanceStorm": "a member that leaves and comes back again and again",
-    "KproxyMemberNeverJoins": "a member with another strategy than its group",
+    "KproxyGroupBehind": "a group that has committed and then stops reading a topic of old records",
+    "KproxyGroupFallsBehind": "the same group: producers continue",
+    "KproxyProtocolFaults": "a client that uses TLS on a plain port",
+    "KproxyRebalanceStorm": "a member that leaves and rejoins again and again",
+    "KproxyMemberNeverJoins": "a member with an assignor that its group does not support",
     "KproxyPartitionOffline": "a topic with its only replica on the broker that is restarted",
 }
-# Of the machine: where other work fills its cores, kproxy is late, and these say so.
+# Alerts about the machine: they rightly fire if other work uses its cores.
 OF_A_BUSY_MACHINE = {"KproxyLoopLate", "KproxySlow"}
 OF_AN_OUTAGE = {"KproxyBrokerUnreachable", "KproxyIsrShrunk"}
 OF_A_PROCESS = {"KproxyNotReady", "KproxyDown"}
 
-# Alerts that nothing here provokes.
+# Alerts that are not provoked here.
 UNPROVOKED = {
-    "KproxyCoordinatorMoved": "brokers of today keep a group when its coordinator moves: tests/insight/test_groups.py",
+    "KproxyCoordinatorMoved": "current brokers keep a group when its coordinator moves: tests/insight/test_groups.py",
 }
 
-# Queries that stay empty here, each with what they need.
+# Queries without data here, and what they would need.
 EMPTY = {
     "kproxy_watch_copied_connections_total": "interfaces that show the same packets twice: tests/watch/test_copies.py",
 }
 
 
 def run(cluster: Cluster, folder: Path) -> None:
-    """Raises AssertionError that names what is empty, does not fire, or fired unprovoked."""
+    """Raise AssertionError naming empty queries, alerts that did not fire, and alerts that fired without a cause."""
     names = ("orders", "archive", "alone", "troubled", "quiet")
     topic, old, alone, troubled_topic, quiet = (f"{name}-{uuid.uuid4().hex[:6]}" for name in names)
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, "log_level": 0})
@@ -74,22 +74,24 @@ def run(cluster: Cluster, folder: Path) -> None:
         done.result(60)
     quota = ("--entity-type", "clients", "--entity-name", "throttled", "--add-config", "producer_byte_rate=8000")
     tool(CONFIGS, "--bootstrap-server", cluster.bootstrap, "--alter", *quota)
-    for name in ("watched", "broken", "beside", "keeper", "troubled"):
+    for name in ("watched", "broken", "watching", "keeper", "troubled"):
         (folder / name).mkdir()
     broken = Kproxy("127.0.0.1:1", folder / "broken")
-    beside = Kproxy.watching({broker.port for broker in cluster.brokers}, folder / "beside", "--detail", "topics")
+    watching = Kproxy.watching({broker.port for broker in cluster.brokers}, folder / "watching", "--detail", "topics")
     try:
         with (
             collector() as pushed,
             Keeper(folder / "keeper") as keeper,
             Watched(cluster, folder / "watched", keeper.port, pushed.port) as watched,
-            beside,
+            watching,
             Troubled(cluster, folder / "troubled") as troubled,
         ):
             broken.start(waits_until_ready=False)
             wait_for("the broken kproxy", broken.is_alive, 60)
-            wait_for("who follows groups", lambda: "are followed by process" in watched.log.read_text(), 60)
-            targets = {"kproxy": watched.admin, "broken": broken.admin, "watch": beside.admin}
+            wait_for(
+                "the process that follows groups", lambda: "are followed by process" in watched.log.read_text(), 60
+            )
+            targets = {"kproxy": watched.admin, "broken": broken.admin, "watch": watching.admin}
             targets["troubled"] = troubled.admin
             with (
                 Prometheus(folder / "fast", targets, FAST) as fast,
@@ -104,7 +106,7 @@ def run(cluster: Cluster, folder: Path) -> None:
 
 
 def _observe(cluster: Cluster, broken: Kproxy, fast: Prometheus, slow: Prometheus, troubles: Trouble) -> None:
-    """All of it, and then what was wrong."""
+    """Run every check, then raise AssertionError with all failures."""
     start = time.monotonic()
     faults: list[str] = []
 
@@ -131,7 +133,7 @@ def _observe(cluster: Cluster, broken: Kproxy, fast: Prometheus, slow: Prometheu
     check("every query of every panel has data", lambda: _boards_show_data(fast))
     check("every rule is evaluated", fast.check_rules)
     check("exemplars name clients", lambda: _exemplars_name_clients(fast))
-    check("KproxyNotReady fired for a kproxy before nobody", lambda: fire({"KproxyNotReady"}, 60))
+    check("KproxyNotReady fired for a kproxy without a cluster", lambda: fire({"KproxyNotReady"}, 60))
     broken.stop(kill=True)
     provoked = {*PROVOKED, "KproxyDown"} - {"KproxyPartitionOffline"}
     check(f"these fired, as provoked: {', '.join(sorted(provoked))}", lambda: fire(provoked, 90))
@@ -184,9 +186,9 @@ def _exemplars_name_clients(prometheus: Prometheus) -> None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--keep", type=click.Path(path_type=Path), help="A folder for all logs. Default: one in /tmp.")
+@click.option("--keep", type=click.Path(path_type=Path), help="Folder for all logs. Default: a new one in /tmp.")
 def main(keep: Path | None) -> None:
-    """Watch a kproxy before three brokers with Prometheus: boards, rules, alerts, a rolling restart."""
+    """Run Prometheus on a kproxy with three brokers: boards, rules, alerts, a rolling restart."""
     if os.geteuid() != 0:
         raise click.ClickException("it needs root, for kproxy watch and for a small disk: run it with sudo")
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""What is under deploy/ starts a kproxy that is set up as its comments say."""
+"""The files under deploy/ start a kproxy configured as their comments describe."""
 
 import configparser
 import re
@@ -34,14 +34,14 @@ DEPLOY = TOP / "deploy"
 
 
 def settings(arguments: list[str]) -> Config:
-    """What `kproxy run` makes of these arguments."""
+    """Return the configuration of `kproxy run` for these arguments."""
     command, *rest = arguments
     assert command == "run"
     flags = run.make_context("run", rest).params
     return load(flags.pop("file"), {}, flags)
 
 
-def test_compose():
+def test_compose_publishes_the_ports_of_its_configuration():
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     kproxy = services["kproxy"]
     config = settings(kproxy["command"])
@@ -49,17 +49,17 @@ def test_compose():
     assert all(outside == inside for outside, inside in published.items())
     (cluster,) = config.clusters
     node_id = services["kafka"]["environment"]["KAFKA_NODE_ID"]
-    told = Routes(cluster, cluster.listen.port).advertised(node_id, "kafka")
-    assert told == Address("localhost", 9094)
+    advertised = Routes(cluster, cluster.listen.port).advertised(node_id, "kafka")
+    assert advertised == Address("localhost", 9094)
     assert config.admin is not None
-    assert set(published) == {str(port) for port in (cluster.listen.port, told.port, config.admin.port)}
+    assert set(published) == {str(port) for port in (cluster.listen.port, advertised.port, config.admin.port)}
     own = services["kafka"]["environment"]["KAFKA_ADVERTISED_LISTENERS"].removeprefix("PLAINTEXT://")
     assert own == str(cluster.bootstrap[0])
     assert (DEPLOY / kproxy["build"]["context"] / kproxy["build"]["dockerfile"]).samefile(DEPLOY / "Containerfile")
 
 
 def test_compose_with_tls(tmp_path):
-    """The certificate is made by the command of the comment, and is for the name that clients are told."""
+    """The command in the comment creates a certificate for the host name that kproxy advertises."""
     plain = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["kproxy"]
     text = (DEPLOY / "compose-tls.yaml").read_text()
     kproxy = yaml.safe_load(text)["services"]["kproxy"]
@@ -84,7 +84,7 @@ def test_compose_with_tls(tmp_path):
     assert is_for(certificate, Routes(cluster, 9092).advertised(1, "kafka").host)
 
 
-def test_prometheus(tmp_path):
+def test_the_prometheus_configuration_is_valid_and_scrapes_the_admin_port(tmp_path):
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
     for volume in services["prometheus"]["volumes"]:
         here, there, _ = volume.split(":")
@@ -100,7 +100,7 @@ def test_prometheus(tmp_path):
     assert job["static_configs"] == [{"targets": [f"kproxy:{admin.port}"]}] and job["honor_labels"]
 
 
-def test_kubernetes_sidecar():
+def test_the_kubernetes_sidecar_has_matching_ports_image_and_probes():
     template = yaml.safe_load((DEPLOY / "kubernetes-sidecar.yaml").read_text())["spec"]["template"]
     (kproxy,) = template["spec"]["initContainers"]
     assert kproxy["image"] == f"kproxy:{__version__}"
@@ -118,7 +118,7 @@ def test_kubernetes_sidecar():
         assert ports[kproxy[probe]["httpGet"]["port"]] == config.admin.port
 
 
-def test_systemd():
+def test_the_systemd_unit_has_matching_limits_and_timeouts():
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[method-assign,assignment]
     unit.read(DEPLOY / "kproxy.service")
@@ -136,8 +136,8 @@ def test_systemd():
     assert (service["Type"], service["NotifyAccess"]) == ("notify", "all")
 
 
-def test_watching_has_one_capability_and_options_that_hold():
-    """As a service, and on each node of Kubernetes."""
+def test_kproxy_watch_gets_one_capability_and_valid_options():
+    """As a systemd service and as a Kubernetes DaemonSet."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[method-assign,assignment]
     unit.read(DEPLOY / "kproxy-watch.service")
@@ -160,8 +160,8 @@ def test_watching_has_one_capability_and_options_that_hold():
     assert [port["containerPort"] for port in container["ports"]] == [admin.port]
 
 
-def test_systemd_hands_in_the_ports_of_the_configuration():
-    """As `systemd-socket-activate` does it, with the names of the unit."""
+def test_systemd_passes_the_sockets_of_the_configuration():
+    """Uses `systemd-socket-activate` with the names of the unit."""
     unit = configparser.ConfigParser(interpolation=None, strict=False)
     unit.optionxform = str  # type: ignore[method-assign,assignment]
     unit.read(DEPLOY / "kproxy.socket")
@@ -200,7 +200,7 @@ def socket_to(port: int) -> Iterator[socket.socket]:
 
 
 @pytest.mark.ring2
-def test_the_container_has_all_that_kproxy_is_made_of(tmp_path):
+def test_the_container_contains_every_file_of_kproxy(tmp_path):
     text = (DEPLOY / "Containerfile").read_text()
     source = tmp_path / "src"
     source.mkdir()
@@ -221,7 +221,7 @@ def test_the_container_has_all_that_kproxy_is_made_of(tmp_path):
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze: apt-get install systemd")
 def test_systemd_accepts_the_units(tmp_path):
-    """All of them together, with programs that are there; it also says how much the service is confined."""
+    """Verifies all units together, with existing programs, and checks how strictly the services are sandboxed."""
     units = [*DEPLOY.glob("*.service"), *DEPLOY.glob("*.socket")]
     for unit in units:
         text = re.sub(r"^(Exec\w+=\S*?)/opt/kproxy/bin/kproxy", r"\1/bin/true", unit.read_text(), flags=re.MULTILINE)
@@ -232,7 +232,7 @@ def test_systemd_accepts_the_units(tmp_path):
         text=True,
         check=False,
     )
-    # What the system itself has wrong is none of ours.
+    # Ignore messages about units of the system.
     assert not [line for line in done.stderr.splitlines() if "kproxy" in line], done.stderr
     for name in ("kproxy.service", "kproxy-watch.service"):
         done = subprocess.run(
@@ -244,7 +244,7 @@ def test_systemd_accepts_the_units(tmp_path):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_kubernetes_patch_is_valid_beside_a_broker():
+def test_the_kubernetes_patch_is_valid_next_to_a_broker():
     patch = yaml.safe_load((DEPLOY / "kubernetes-sidecar.yaml").read_text())
     patch["spec"]["template"]["metadata"]["labels"] = {"app": "kafka"}
     patch["spec"]["template"]["spec"]["containers"] = [{"name": "kafka", "image": "apache/kafka:4.1.0"}]

@@ -1,7 +1,6 @@
-"""Clients that know nothing of kproxy pass it: the kernel redirects them, by the rulesets of deploy/transparent.
+"""Transparent mode: the rulesets of deploy/transparent make the kernel redirect unmodified clients to kproxy.
 
-In network namespaces: a client, a gateway and a miniature cluster of three brokers; and one real broker. The client is
-librdkafka.
+Network namespaces hold a client, a gateway and a miniature cluster of three brokers. The client is librdkafka.
 """
 
 import json
@@ -78,7 +77,7 @@ for _ in range(400):
         break
 print(json.dumps({"failed": failed, "got": sorted(got), "brokers": {k: f"{b.host}:{b.port}" for k, b in
       producer.list_topics(timeout=10).brokers.items()}}), flush=True)
-os._exit(0)  # closing a consumer waits for a coordinator, which the miniature cluster has not
+os._exit(0)  # closing a consumer would wait for a coordinator, which the miniature cluster lacks
 """
 
 
@@ -131,7 +130,7 @@ class Kproxy:
             self.process.wait()
 
     def metric(self, name: str, **labels: str) -> float:
-        """The sum of a metric's samples that have these labels."""
+        """Return the sum of a metric's samples that have these labels."""
         text = self.where.run("curl", "-s", "http://127.0.0.1:9600/metrics").stdout
         wanted = {f'{key}="{value}"' for key, value in labels.items()}
         found = re.findall(rf"^{name}\{{(.*?)\}} (\S+)$", text, re.MULTILINE)
@@ -150,7 +149,7 @@ def namespaces() -> Iterator[tuple[Namespace, Namespace, Namespace]]:
 
 @contextmanager
 def rules(where: Namespace, name: str) -> Iterator[None]:
-    """Exactly that file, and what its comments say belongs to it."""
+    """Apply that file and the ip commands in its comments; remove both at the end."""
     where.run("nft", "-f", RULES / name)
     routes = re.findall(
         r"^#   (ip (?:rule|route) add .*?)(?: {2,}.*| and the same.*)?$", (RULES / name).read_text(), re.M
@@ -168,7 +167,7 @@ def rules(where: Namespace, name: str) -> Iterator[None]:
 
 
 def talk(client: Namespace, bootstrap: str, partitions: int = 6, count: int = 300) -> dict:
-    """Produce and consume from the client's machine; what became of it."""
+    """Produce and consume from the client's namespace; return what the client reports."""
     done = client.run(sys.executable, "-c", CLIENT, bootstrap, str(partitions), str(count))
     found = json.loads(done.stdout)
     assert found["failed"] == []
@@ -179,13 +178,13 @@ def talk(client: Namespace, bootstrap: str, partitions: int = 6, count: int = 30
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("ruleset", ["redirect.nft", "tproxy.nft"])
 @pytest.mark.parametrize("host", ["10.91.2.{}", "[fd00:91:2::{}]"])
-def test_a_gateway(namespaces, tmp_path, ruleset, host):
+def test_a_gateway_redirects_clients_to_kproxy(namespaces, tmp_path, ruleset, host):
     client, gateway, _ = namespaces
     bootstrap = f"{host.format(1)}:9092"
     with rules(gateway, ruleset), Kproxy(gateway, tmp_path, settings=MARK, bootstrap=bootstrap) as kproxy:
         kproxy.until_ready()
         found = talk(client, f"{host.format(2)}:9092")
-        # Nothing is rewritten: the client was told where brokers are, and went there.
+        # Nothing is rewritten: the client learned the brokers' own addresses and connected to them.
         assert found["brokers"] == {str(n): f"{host.format(n).strip('[]')}:9092" for n in NODES}
         for node_id in map(str, NODES):
             assert kproxy.metric("kproxy_connections_total", broker=node_id, listener="transparent") > 0
@@ -195,8 +194,8 @@ def test_a_gateway(namespaces, tmp_path, ruleset, host):
         assert kproxy.metric("kproxy_rewritten_addresses_total") == 0
 
 
-def test_several_processes(namespaces, tmp_path):
-    """The one that accepts hands the connection on; where it was going is asked of the same socket."""
+def test_several_workers_share_redirected_connections(namespaces, tmp_path):
+    """The accepting process passes the connection on; the worker reads the destination from the same socket."""
     client, gateway, _ = namespaces
     settings = f"{MARK}\nworkers = 2"
     with (
@@ -210,10 +209,10 @@ def test_several_processes(namespaces, tmp_path):
         until("the refusal", lambda: kproxy.metric("kproxy_disconnects_total", cause="not_redirected") == 1)
 
 
-def test_on_the_machine_of_the_clients_by_the_user(namespaces, tmp_path):
-    """Without CAP_NET_ADMIN: the rules leave out what the user of kproxy sends."""
+def test_on_the_clients_machine_rules_exclude_the_user_of_kproxy(namespaces, tmp_path):
+    """Without CAP_NET_ADMIN: the rules exclude connections of kproxy's user."""
     client, _, _ = namespaces
-    # It may read this Python wherever it is installed, and nothing else that root may.
+    # Its only privilege is to read this Python wherever it is installed.
     user = "setpriv --reuid 65532 --regid 65532 --clear-groups --no-new-privs --bounding-set -all,+dac_read_search"
     user += " --inh-caps -all,+dac_read_search --ambient-caps -all,+dac_read_search"
     with (
@@ -227,8 +226,8 @@ def test_on_the_machine_of_the_clients_by_the_user(namespaces, tmp_path):
         assert kproxy.metric("kproxy_loops_refused_total") == 0
 
 
-def test_on_the_machine_of_a_broker(namespaces, tmp_path):
-    """What others send to its port is redirected; what kproxy sends to it from there is not."""
+def test_on_a_brokers_machine_only_connections_of_others_are_redirected(namespaces, tmp_path):
+    """Connections of clients to the broker's port are redirected; those of kproxy itself are not."""
     client, _, kafka = namespaces
     with rules(kafka, "redirect.nft"), Kproxy(kafka, tmp_path, settings=MARK, bootstrap="10.91.2.1:9092") as kproxy:
         kproxy.until_ready()
@@ -238,8 +237,8 @@ def test_on_the_machine_of_a_broker(namespaces, tmp_path):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_rules_that_redirect_kproxy_itself_make_no_loop(namespaces, tmp_path, workers):
-    """It runs as root and without a mark, so that nothing tells its connections from those of clients."""
+def test_rules_that_redirect_kproxy_itself_cause_no_loop(namespaces, tmp_path, workers):
+    """It runs as root without a mark, so the rules cannot distinguish its connections from those of clients."""
     client, _, _ = namespaces
     settings = f"workers = {workers}"
     with (
@@ -252,10 +251,10 @@ def test_rules_that_redirect_kproxy_itself_make_no_loop(namespaces, tmp_path, wo
         assert kproxy.metric("kproxy_loops_refused_total") > 0
         assert kproxy.metric("kproxy_open_connections") == 0
         assert kproxy.metric("kproxy_ready") == 0
-        assert kproxy.metric("kproxy_connections_total") < 60  # and not as many as there are ports
+        assert kproxy.metric("kproxy_connections_total") < 60  # far fewer than a loop would open
 
 
-def test_a_client_that_nothing_redirected_is_refused(namespaces, tmp_path):
+def test_a_client_that_was_not_redirected_is_refused(namespaces, tmp_path):
     client, gateway, _ = namespaces
     with Kproxy(gateway, tmp_path, bootstrap="10.91.2.1:9092") as kproxy:
         kproxy.until_ready()
@@ -283,7 +282,7 @@ def test_tls_passes_unread_and_is_counted(namespaces, tmp_path):
         )
 
 
-def test_the_page_is_right(tmp_path):
+def test_the_documentation_matches_the_rules(tmp_path):
     page = (RULES.parents[1] / "docs/transparent.md").read_text()
     file = tmp_path / "kproxy.toml"
     file.write_text(page.partition("```toml\n")[2].partition("```")[0])
@@ -296,7 +295,7 @@ def test_the_page_is_right(tmp_path):
     assert f"USER {re.search(r'kproxy_uid = ([0-9]+)', rules_text)[1]}:" in (RULES.parent / "Containerfile").read_text()
 
 
-def test_a_socket_of_both_families_knows_where_clients_of_each_were_going() -> None:
+def test_a_dual_stack_socket_returns_the_original_destination_for_ipv4_and_ipv6() -> None:
     alone = Namespace("alone")
     alone.make()
     try:

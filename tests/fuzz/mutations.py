@@ -1,4 +1,4 @@
-"""Valid requests of every API, and what a hostile client makes of them."""
+"""Valid requests of every API, and mutations that a hostile client could send."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -10,10 +10,10 @@ from kproxy.proxy.filters.policy.resources import NAMED
 from tests.protocol.messages import Layout
 from tests.proxy.filters.policy.policies import random_body
 
-HEAD_BYTES = 8  # key, version, correlation id: what stays, so that both sides look for the same API
+HEAD_BYTES = 8  # key, version, correlation id: not mutated, so that both readers use the same API
 APIS = dict(schema().apis)
-NAMING = [key for key, api in APIS.items() if api.name in NAMED]  # those that name what rules are about
-KEYS = sorted((*APIS, *NAMING, *NAMING))  # these three times as often
+NAMING = [key for key, api in APIS.items() if api.name in NAMED]  # APIs with names that policy rules match
+KEYS = sorted((*APIS, *NAMING, *NAMING))  # NAMING three times as often
 
 
 def _tagged(fields: tuple[Field, ...], version: int, above: str = "") -> Iterator[str]:
@@ -25,7 +25,7 @@ def _tagged(fields: tuple[Field, ...], version: int, above: str = "") -> Iterato
             yield from _tagged(field.fields, version, path)
 
 
-# Those with known tagged fields in some version.
+# APIs in NAMING with known tagged fields in some version.
 TAGGED = [
     key
     for key in NAMING
@@ -35,7 +35,7 @@ TAGGED = [
 
 
 def valid(dice: random.Random, key: int) -> bytes:
-    """A request of that API in some version, its lowest and highest most often; without its size."""
+    """Return a request of that API without its size field, most often in its lowest or highest version."""
     versions = APIS[key].request.versions
     version = dice.choice((versions[0], versions[-1], dice.choice(versions)))
     body = random_body(Layout(APIS[key].request, version, key, "request"), dice)
@@ -54,12 +54,12 @@ def _uvarint(value: int) -> bytes:
 
 
 def _beyond(dice: random.Random, value: int) -> bytes:
-    """A varint of five bytes, with bits that have no place in 32: Java drops them."""
+    """A varint of five bytes with bits beyond 32, which Java drops."""
     return bytes((*(value >> shift & 127 | 128 for shift in (0, 7, 14, 21)), value >> 28 | dice.choice((16, 32, 112))))
 
 
 def _flip(dice: random.Random, frame: bytearray, at: int) -> None:
-    """One byte, mostly by one: a size, a count, a tag, a marker."""
+    """Change one byte, often by one: a size, a count, a tag, a marker."""
     frame[at] = dice.choice((frame[at] + 1 & 255, frame[at] - 1 & 255, 0, 1, 255, 128, dice.randrange(256)))
 
 
@@ -72,7 +72,7 @@ def _trail(dice: random.Random, frame: bytearray, at: int) -> None:
 
 
 def _widen(dice: random.Random, frame: bytearray, at: int) -> None:
-    """A varint of more bytes than it needs, whose fifth can be more than 32 bits have room for."""
+    """A varint longer than necessary, whose fifth byte can exceed 32 bits."""
     value, width = frame[at] & 127, dice.choice((2, 3, 4, 5, 5, 5, 6, 10))
     wide = bytearray((value | 128, *(128 for _ in range(width - 2)), 0))
     if width == 5:
@@ -81,13 +81,13 @@ def _widen(dice: random.Random, frame: bytearray, at: int) -> None:
 
 
 def _null(dice: random.Random, frame: bytearray, at: int) -> None:
-    """A null, or a length below it, of any kind."""
+    """A null of any type, or a length below -1."""
     null = dice.choice((b"\xff\xff", b"\xff\xfe", b"\x80\x00", b"\xff" * 4, b"\xff\xff\xff\xfe", b"\0", b"\0\0\0\0"))
     frame[at : at + len(null)] = null
 
 
 def _negative(dice: random.Random, frame: bytearray, at: int) -> None:
-    """A varint that Java reads as a negative number, or the largest, where a length, a count or a tag stands."""
+    """A length, count or tag as a varint that Java reads as negative or as the largest int32."""
     value = dice.choice((1 << 31, (1 << 31) - 1, (1 << 32) - 1, (1 << 32) - 2, frame[at] | 1 << 31))
     frame[at : at + 1] = _uvarint(value) if dice.random() < 0.8 else _beyond(dice, frame[at])
 
@@ -101,13 +101,13 @@ def _remove(dice: random.Random, frame: bytearray, at: int) -> None:
 
 
 def _repeat(dice: random.Random, frame: bytearray, at: int) -> None:
-    """A part of it twice: tagged fields among them."""
+    """Repeat a part of the frame, tagged fields among others."""
     part = frame[at : at + dice.randrange(1, 24)]
     frame[at:at] = part
 
 
 def _tag(dice: random.Random, frame: bytearray, at: int) -> None:
-    """Tagged fields in place of an empty section: known and unknown ones, in any order, with true and false sizes."""
+    """Replace an empty section by tagged fields, known and unknown, in any order, with right and wrong sizes."""
     zeros = [place for place in range(HEAD_BYTES, len(frame)) if not frame[place]]
     if not zeros:
         return
@@ -123,7 +123,7 @@ def _tag(dice: random.Random, frame: bytearray, at: int) -> None:
 
 
 def _text(dice: random.Random, frame: bytearray, at: int) -> None:
-    """Text that is not UTF-8 (cut, overlong, surrogates, beyond U+10FFFF), or odd, of the same length."""
+    """Invalid UTF-8 (truncated, overlong, surrogates, beyond U+10FFFF) or unusual text of the same length."""
     broken = (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xed\xa0\x80\xed\xb0\x80", b"\xf0\x9f", b"\xc0\x80", b"\xc0\xaf")
     bad = dice.choice(
         (*broken, b"\xe2\x28", b"\xe0\x80\x80", b"\xf4\x90\x80\x80", b"\xf0\x80\x80\x80", b"\0", b"\xef\xbb\xbf")
@@ -135,20 +135,20 @@ def _text(dice: random.Random, frame: bytearray, at: int) -> None:
 
 
 def _version(dice: random.Random, frame: bytearray, at: int) -> None:
-    """The bytes of one version in the name of another, which may not exist."""
+    """The bytes of one version under the number of another, which may not exist."""
     versions = APIS[int.from_bytes(frame[:2])].request.versions
     version = dice.choice((*versions, *versions, versions[0] - 1, versions[-1] + 1, 32_767, -32_768))
     frame[2:4] = version.to_bytes(2, signed=True)
 
 
 def _sizes(frame: bytearray) -> list[tuple[int, int]]:
-    """Where the sizes of known tagged fields stand."""
+    """Return the spans of the sizes of known tagged fields."""
     paths = _tagged(APIS[int.from_bytes(frame[:2])].request.fields, int.from_bytes(frame[2:4]))
     return [(start, end) for kind, start, end in _spans(frame, paths) if kind == codec.TAG_SIZE and frame[start] < 128]
 
 
 def _names(frame: bytearray) -> list[tuple[int, int]]:
-    """Where the names stand that rules are about."""
+    """Return the spans of the names that policy rules match."""
     paths = NAMED.get(APIS[int.from_bytes(frame[:2])].name, {})
     return [(start, end) for kind, start, end in _spans(frame, paths) if kind != codec.TAG_SIZE]
 
@@ -162,16 +162,16 @@ def _spans(frame: bytearray, paths: Iterable[str]) -> list[codec.Span]:
 
 
 def _lie(dice: random.Random, frame: bytearray, at: int) -> None:
-    """A known tagged field whose size is false: a broker reads its content and ignores the size."""
+    """A known tagged field with a wrong size: a broker reads its content and ignores the size."""
     if sizes := _sizes(frame):
         start, end = dice.choice(sizes)
         frame[start:end] = _uvarint(max(0, frame[start] + dice.choice((-9, -1, 1, 2, 7, 12, 20, 40, 100))))
 
 
 def _hide(dice: random.Random, frame: bytearray, at: int) -> None:
-    """Two readings of one request: by the size of a known tagged field other names follow than by its content.
+    """Two readings of one request: skipping a known tagged field by size leads to other names than reading its content.
 
-    Whoever skips the field by its size goes on in the content of an unknown one, with which the request ends.
+    A reader that skips by size continues inside the content of an unknown tagged field at the end of the request.
     """
     sizes = _sizes(frame)
     if not sizes or frame[-1]:
@@ -180,7 +180,7 @@ def _hide(dice: random.Random, frame: bytearray, at: int) -> None:
 
 
 def _alias(dice: random.Random, frame: bytearray, at: int) -> None:
-    """The same, and the tag is a varint beyond 32 bits: only Java takes it for the known one."""
+    """Like `_hide`, with the tag as a varint beyond 32 bits: only Java recognises it as the known tag."""
     sizes = [(start, end) for start, end in _sizes(frame) if frame[start - 1] < 128]
     if not sizes or frame[-1]:
         return
@@ -201,7 +201,7 @@ def _two_readings(frame: bytearray, start: int, end: int) -> None:
 
 
 def _again(dice: random.Random, frame: bytearray, at: int) -> None:
-    """A known tagged field twice, with other contents: of a broker's the last one counts."""
+    """A known tagged field twice with different contents: a broker uses the last one."""
     sizes = [(start, end) for start, end in _sizes(frame) if frame[start - 2] == 1]
     if sizes:
         start, end = dice.choice(sizes)
@@ -213,7 +213,7 @@ def _again(dice: random.Random, frame: bytearray, at: int) -> None:
 
 
 def _client(dice: random.Random, frame: bytearray, at: int) -> None:
-    """A client id of any kind: null and below, empty, of no text, longer than the request."""
+    """A client id of any kind: null, below null, empty, invalid UTF-8, longer than the request."""
     if len(frame) < HEAD_BYTES + 2:
         return
     size = max(0, int.from_bytes(frame[HEAD_BYTES : HEAD_BYTES + 2], signed=True))
@@ -223,7 +223,7 @@ def _client(dice: random.Random, frame: bytearray, at: int) -> None:
 
 
 def _header(dice: random.Random, frame: bytearray, at: int) -> None:
-    """Tagged fields in the header, whose count and sizes are true or not."""
+    """Tagged fields in the header, with right or wrong count and sizes."""
     if len(frame) < HEAD_BYTES + 3:
         return
     place = HEAD_BYTES + 2 + max(0, int.from_bytes(frame[HEAD_BYTES : HEAD_BYTES + 2], signed=True))
@@ -262,7 +262,7 @@ MUTATIONS: dict[str, Callable[[random.Random, bytearray, int], None]] = {
 
 
 def mutated(dice: random.Random, key: int) -> tuple[bytes, tuple[str, ...]]:
-    """(a request, what was done to it): nothing to one of ten, else one to three mutations."""
+    """Return (request, names of its mutations): one to three mutations, or none in one of ten."""
     if dice.random() < 0.15:
         frame = bytearray(valid(dice, dice.choice(TAGGED)))
         kinds = [dice.choice(("lie", "hide", "alias", "again"))]

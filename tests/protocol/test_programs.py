@@ -1,4 +1,4 @@
-"""Programs recognise exactly the responses of which `codec.response_scan` says that nothing is to be done."""
+"""Programs recognise exactly the responses for which `codec.response_scan` finds nothing to handle."""
 
 import random
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def is_plain(layout: Layout, frame: bytes) -> bool:
 
 
 def scanned(layout: Layout, frame: bytes) -> bool:
-    """Whether the session finds nothing in the response."""
+    """Return whether the scan finds no throttle, error or address in the response."""
     try:
         scan = codec.response_scan(layout.api_key, layout.version)
         throttle_ms, error, errors, carries = scan(frame, layout.start, len(frame))
@@ -44,7 +44,7 @@ def scanned(layout: Layout, frame: bytes) -> bool:
 
 
 def quieted(fields: tuple[Field, ...], body: dict[str, Any], carrier: str | None, above: str = "") -> dict[str, Any]:
-    """The same body without throttle, errors and addresses."""
+    """Remove throttle, errors and addresses from the body and return it."""
     for field in fields:
         if field.name not in body:
             continue
@@ -52,7 +52,7 @@ def quieted(fields: tuple[Field, ...], body: dict[str, Any], carrier: str | None
         value = body[field.name]
         if path == carrier or is_noted(path):
             body[field.name] = [] if field.is_array else 0
-            if field.tag is not None:  # present at all, it is left to the session
+            if field.tag is not None:  # if present, it is left to the session
                 del body[field.name]
         elif field.is_struct and value is not None:
             for item in value if field.is_array else (value,):
@@ -60,7 +60,7 @@ def quieted(fields: tuple[Field, ...], body: dict[str, Any], carrier: str | None
     return body
 
 
-def test_vectors_with_and_without_what_is_noted() -> None:
+def test_programs_and_scan_agree_on_vectors_with_and_without_errors() -> None:
     plain = 0
     for layout, frame, _, _ in vectors():
         if layout.side != "response" or layout.api_key is None or layout.api_key == 18:
@@ -77,7 +77,7 @@ def test_vectors_with_and_without_what_is_noted() -> None:
     assert plain > 300
 
 
-def test_damaged_responses_are_never_plain_where_the_session_finds_something() -> None:
+def test_damaged_responses_are_never_plain_if_the_scan_finds_something() -> None:
     import kproxy_core
 
     chance = random.Random(11)
@@ -130,7 +130,7 @@ def damage(chance: random.Random, frame: bytes, start: int) -> bytes:
 def collected(
     chance: random.Random, program: tuple[int, ...], frame: bytes, start: int, count: int
 ) -> Iterator[tuple[bytes, bytes, list[tuple[Any, ...]]]]:
-    """Of so many damaged forms of a frame, those that fit a program: (frame, names, topic-partitions)."""
+    """Yield (frame, names, topic-partitions) of those of `count` damaged forms of a frame that fit a program."""
     import kproxy_core
 
     for _ in range(count):
@@ -140,8 +140,8 @@ def collected(
             yield damaged, *found
 
 
-def test_records_and_offsets_are_those_that_the_session_reads() -> None:
-    """Of whole and of damaged Produces, whatever is not left to the session."""
+def test_programs_read_the_same_records_and_offsets_as_the_session() -> None:
+    """Covers every intact and damaged Produce that a program does not leave to the session."""
     chance = random.Random(13)
     equal = offsets = 0
     for version in schema().apis[PRODUCE].request.versions:
@@ -151,8 +151,8 @@ def test_records_and_offsets_are_those_that_the_session_reads() -> None:
                 of = {"topicId": UUID(int=topic)} if version >= 13 else {"name": f"topic {topic}"}
                 indexes = chance.sample(range(99), chance.choice((1, 2, 9)))
                 data.append(of | {"partitionData": [{"index": each, "records": records(chance)} for each in indexes]})
-                said = [{"index": each, "baseOffset": chance.choice((-1, 7, 1 << 40))} for each in indexes]
-                answers.append(of | {"partitionResponses": said})
+                results = [{"index": each, "baseOffset": chance.choice((-1, 7, 1 << 40))} for each in indexes]
+                answers.append(of | {"partitionResponses": results})
             asked = request(PRODUCE, version, 1, {"acks": 1, "topicData": data}, "c")[4:]
             answer = response(PRODUCE, version, 1, {"responses": answers})[4:]
             program = collecting(PRODUCE, version, frozenset(), records=True)
@@ -173,8 +173,8 @@ def test_records_and_offsets_are_those_that_the_session_reads() -> None:
     assert offsets > 1000
 
 
-def test_requests_with_equal_names_are_read_alike() -> None:
-    """What a policy reads in a request follows from the collected bytes, however the rest of it is damaged."""
+def test_requests_with_equal_collected_names_mean_the_same_to_a_policy() -> None:
+    """The collected bytes alone determine the names that a policy reads, however the rest is damaged."""
     chance = random.Random(12)
     read: dict[tuple[int, int, bytes], object] = {}
     equal = 0
@@ -200,7 +200,7 @@ def test_requests_with_equal_names_are_read_alike() -> None:
     "operations",
     [(9,), (14,), (SKIP,), (EACH, 0, 0, 1, 2, SKIP), (EACH, 0, 0, 0, 2, SKIP, 1), (EACH, 0, 0, 1, 1, SKIP), (8, 5, 1)],
 )
-def test_a_program_that_would_be_read_beyond_its_end_or_loop_is_refused(operations: tuple[int, ...]) -> None:
+def test_a_program_that_would_loop_or_run_past_its_end_is_refused(operations: tuple[int, ...]) -> None:
     import kproxy_core
 
     with pytest.raises(ValueError, match="not a program"):

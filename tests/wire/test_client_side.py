@@ -1,6 +1,6 @@
-"""What pending requests take of the budget of all sessions: counted from a bound on, by what they say, and given back.
+"""Memory that pending requests take from the budget of all sessions: counted above a limit, released at the end.
 
-`docs/limits.md` has the bounds: 512 bytes of each request are not counted, nor is a short Produce of two partitions.
+`docs/limits.md` has the limits: 512 bytes of each request are not counted, nor is a short Produce of two partitions.
 """
 
 from typing import Any
@@ -17,17 +17,17 @@ from tests.wire.playbook import Dialogue, request, response
 from tests.wire.test_state import TINY
 
 NAMELESS = {"partition": 0, "fetchOffset": 5}
-BATCH = 64  # what is read of a batch
+BATCH = 64  # bytes read of a batch
 
 
 def fetch(count: int, name: str = "t", number: int = 1, client: str = "c") -> bytes:
-    """A Fetch of so many partitions of a topic."""
+    """A Fetch of `count` partitions of a topic."""
     partitions = [{**NAMELESS, "partition": each} for each in range(count)]
     return request(FETCH, 4, number, {"topics": [{"topic": name, "partitions": partitions}]}, client=client)
 
 
 def produce(sizes: list[int], number: int = 1) -> bytes:
-    """A Produce to a partition for each size, with as many bytes behind its batch."""
+    """A Produce to one partition for each size, with `size` bytes after its batch."""
     data = [{"index": index, "records": TINY + bytes(size)} for index, size in enumerate(sizes)]
     return request(PRODUCE, 3, number, {"acks": 1, "topicData": [{"name": "t", "partitionData": data}]})
 
@@ -37,7 +37,7 @@ def dialogue(**settings: Any) -> Dialogue:
 
 
 def noted(frame: bytes, cuts: Any = ()) -> int:
-    """The bytes that a request takes while it is pending; none are left when it is answered."""
+    """Return the bytes that a request takes while pending; checks that its response releases them."""
     talk = dialogue()
     held = talk.session._interest.held
     talk.client(frame, cuts)
@@ -49,7 +49,7 @@ def noted(frame: bytes, cuts: Any = ()) -> int:
 
 
 def from_first(frames: list[bytes]) -> tuple[bytes, list[int]]:
-    """The first of ever larger requests that is counted, and what it and those behind it take."""
+    """Return the first of growing requests that is counted, and the bytes taken by it and each later one."""
     taken = [noted(frame) for frame in frames]
     first = next(place for place, value in enumerate(taken) if value)
     assert not any(taken[:first]) and first
@@ -91,13 +91,13 @@ def test_more_than_two_partitions_are_counted_however_short_the_request(make: An
 
 
 @pytest.mark.parametrize("count", [4090, 4091, 4092, 4093, 4094, 4095, 6000])
-def test_a_large_request_counts_as_much_in_parts_as_whole(count: int) -> None:
+def test_a_large_request_counts_the_same_in_parts_and_whole(count: int) -> None:
     frame = fetch(count)
     expected = count * NAMED_BYTES + WIDEST_CHARACTER * len(frame)
     assert {noted(frame, cuts) for cuts in ([], [30], [5000], range(1000, 60_000, 1000))} == {expected}
 
 
-def test_a_copy_of_a_part_is_counted_from_512_bytes_on() -> None:
+def test_a_copy_of_a_partial_request_is_counted_from_512_bytes_on() -> None:
     frame = fetch(1, "t" * 1000)
     for arrived in range(NOTED_LEAST - 3, NOTED_LEAST + 3):
         held = (talk := dialogue().client(frame[:arrived])).session._interest.held
@@ -108,15 +108,15 @@ def test_a_copy_of_a_part_is_counted_from_512_bytes_on() -> None:
 
 @pytest.mark.parametrize("make", [fetch, lambda count, **more: produce([0] * count, **more)], ids=["fetch", "produce"])
 @pytest.mark.parametrize("limit", [33, 34])
-def test_pending_requests_of_a_connection_name_so_many_partitions_together(
+def test_pending_requests_of_a_connection_share_a_limit_of_named_partitions(
     limit: int, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of sixteen and fewer none counts; what is answered counts no more."""
+    """Sixteen or fewer partitions of a request do not count; answered requests no longer count."""
     monkeypatch.setattr(client_side, "MAX_NAMED", limit)
     talk = dialogue()
 
     def asks(number: int, count: int) -> bool:
-        """Whether what it names is kept."""
+        """Send a request; return whether its partitions are kept."""
         talk.client(make(count, number=number))
         return talk.session.pending[-1].request_body is not None
 

@@ -1,4 +1,4 @@
-"""Whole frames that are kept: the same for any split, bounded, and given back whatever ends an exchange."""
+"""Kept frames: the same at any split, bounded, and released whenever an exchange ends."""
 
 import random
 import sys
@@ -35,19 +35,19 @@ def kept(**more: Any) -> Kept:
     return Kept(KEPT, only_failed=ONLY_FAILED, **more)
 
 
-def told(exchange: Exchange) -> tuple[bytes | None, bytes | None]:
-    """The frames; of a `small` API the answer alone says whether they are kept."""
+def frames_kept(exchange: Exchange) -> tuple[bytes | None, bytes | None]:
+    """Return the kept frames; for a `small` API the response alone decides whether both are kept."""
     is_left = exchange.response_frame is None and exchange.plan.quick_scan is not None
     return (None if is_left else exchange.request_frame), exchange.response_frame
 
 
 def frames_of(talk: Dialogue) -> dict[int, tuple[bytes | None, bytes | None]]:
-    """By correlation id; those of exchanges whose frames are not kept have none."""
-    return {each.correlation_id: told(each) for each in talk.exchanges if each.plan.kept is not None}
+    """Return the kept frames by correlation id, without exchanges of APIs that are not kept."""
+    return {each.correlation_id: frames_kept(each) for each in talk.exchanges if each.plan.kept is not None}
 
 
 def exchange(number: int, random_: random.Random) -> tuple[bytes, bytes, bool]:
-    """(request, answer, whether the frames are kept) of a random kind and size."""
+    """Return (request, response, whether the frames are kept) of a random API and size."""
     many = random_.choice([1, 1, 1, 5, 2500])
     topics = [{"name": f"topic-{each}", "partitions": [{"partitionIndex": 0}]} for each in range(many)]
     error = random_.choice([0, 0, 27])
@@ -61,8 +61,8 @@ def exchange(number: int, random_: random.Random) -> tuple[bytes, bytes, bool]:
         return request(JOIN_GROUP, 9, number, ask), response(JOIN_GROUP, 9, number, members), True
     if kind == "metadata":
         names = [{"name": each["name"]} for each in topics]
-        told = {"brokers": [{"nodeId": 1, "host": "b", "port": 9092}], "topics": topics}
-        return request(METADATA, 12, number, {"topics": names}), response(METADATA, 12, number, told), True
+        body = {"brokers": [{"nodeId": 1, "host": "b", "port": 9092}], "topics": topics}
+        return request(METADATA, 12, number, {"topics": names}), response(METADATA, 12, number, body), True
     if kind == "commit":
         done = [{"name": "t", "partitions": [{"partitionIndex": 0, "errorCode": error}]}]
         ask = {"groupId": "g", "topics": topics}
@@ -146,7 +146,7 @@ def join(number: int, payload: int = 10, error: int = 0) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("chunks", [(), (20, 700)])
-def test_a_frame_too_large_is_left_out_with_its_partner_and_counted(chunks: tuple[int, ...]) -> None:
+def test_a_frame_that_is_too_large_is_dropped_with_its_partner_and_counted(chunks: tuple[int, ...]) -> None:
     budget = kept(max_frame_bytes=1000)
     (large, short), (small, reply) = join(1, 2000), join(2)
     talk = Dialogue(Interest(kept=budget)).client(large + small, chunks).broker(short + reply)
@@ -158,7 +158,7 @@ def test_a_frame_too_large_is_left_out_with_its_partner_and_counted(chunks: tupl
 
 
 @pytest.mark.parametrize("chunks", [(), (20, 700)])
-def test_all_sessions_together_keep_no_more_than_the_limit(chunks: tuple[int, ...]) -> None:
+def test_all_sessions_together_keep_at_most_the_limit(chunks: tuple[int, ...]) -> None:
     ask, reply = join(1, 2000)
     budget = kept(limit_bytes=3 * len(ask) + 10)
     talks = [Dialogue(Interest(kept=budget)).client(ask, chunks) for _ in range(5)]
@@ -173,7 +173,7 @@ def test_all_sessions_together_keep_no_more_than_the_limit(chunks: tuple[int, ..
     assert budget.held_bytes == 0
 
 
-def test_a_request_that_is_never_answered_has_its_frame_and_no_answer() -> None:
+def test_an_unanswered_request_has_its_frame_and_no_response() -> None:
     budget = kept()
     ask, _ = join(1)
     talk = Dialogue(Interest(kept=budget)).client(ask).close(BROKER)
@@ -182,7 +182,7 @@ def test_a_request_that_is_never_answered_has_its_frame_and_no_answer() -> None:
 
 
 @pytest.mark.parametrize("chunks", [(), (9, 30)])
-def test_requests_that_the_authorizer_holds_are_kept_as_they_came(chunks: tuple[int, ...]) -> None:
+def test_requests_that_the_authorizer_holds_are_kept_unchanged(chunks: tuple[int, ...]) -> None:
     asks, replies = zip(*(join(number) for number in range(3)), strict=True)
     own = response(JOIN_GROUP, 9, 1, {"errorCode": 30})
     budget = kept()
@@ -194,7 +194,7 @@ def test_requests_that_the_authorizer_holds_are_kept_as_they_came(chunks: tuple[
     assert budget.held_bytes == 0
 
 
-def test_a_client_that_ends_within_a_request_that_is_held_gives_everything_back() -> None:
+def test_a_client_that_disconnects_within_a_held_request_releases_everything() -> None:
     asks = [join(number)[0] for number in range(2)]
     budget = kept()
     interest = Interest(rewrite=True, authorizes=lambda key, version: True, kept=budget)
@@ -205,15 +205,15 @@ def test_a_client_that_ends_within_a_request_that_is_held_gives_everything_back(
     assert not talk.session.pending and budget.held_bytes == 0
 
 
-def test_what_is_rewritten_or_edited_is_kept_as_the_broker_sent_it() -> None:
-    told = response(METADATA, 12, 1, {"brokers": [{"nodeId": 1, "host": "broker", "port": 9092}]})
+def test_a_rewritten_or_edited_response_is_kept_as_the_broker_sent_it() -> None:
+    reply = response(METADATA, 12, 1, {"brokers": [{"nodeId": 1, "host": "broker", "port": 9092}]})
     for chunks in ((), (30,)):
         interest = Interest(rewrite=True, authorizes=lambda key, version: True, kept=kept())
         authorizer = Scripted()
         authorizer.held, authorizer.edits = interest, response(METADATA, 12, 1)
         talk = Dialogue(interest, transform=renamed, authorizer=authorizer)
-        talk.client(request(METADATA, 12, 1)).broker(told, chunks)
-        assert frames_of(talk)[1][1] == told and talk.sent[CLIENT] == response(METADATA, 12, 1)
+        talk.client(request(METADATA, 12, 1)).broker(reply, chunks)
+        assert frames_of(talk)[1][1] == reply and talk.sent[CLIENT] == response(METADATA, 12, 1)
 
 
 # --- captures --------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_a_frame_with_a_gap_is_not_kept() -> None:
             assert frames_of(talk)[2] == later
 
 
-def test_an_answer_before_the_end_of_its_request_is_kept_with_it() -> None:
+def test_a_response_before_the_end_of_its_request_is_kept_with_it() -> None:
     for error in (0, 27):
         budget = kept()
         ask = request(OFFSET_COMMIT, 8, 1, {"groupId": "g" * 200})
@@ -255,8 +255,8 @@ def test_an_answer_before_the_end_of_its_request_is_kept_with_it() -> None:
 
 @given(seed=st.integers(0, 2**32), limit=st.sampled_from([0, 3000, 1 << 20]), which=st.sampled_from(INTERESTS))
 @settings(max_examples=100, deadline=None)
-def test_whatever_ends_an_exchange_gives_its_bytes_back(seed: int, limit: int, which: dict[str, Any]) -> None:
-    """Damaged bytes, gaps and ends at any place: nothing stays counted, and a frame that is kept is a whole one."""
+def test_bytes_are_released_however_an_exchange_ends(seed: int, limit: int, which: dict[str, Any]) -> None:
+    """With damaged bytes, gaps and ends at any place nothing stays counted, and kept frames are complete."""
     random_ = random.Random(seed)
     small = random_.choice([(), (HEARTBEAT,)])
     budget = kept(limit_bytes=limit, max_frame_bytes=random_.choice([500, 1 << 20]), small=small)
@@ -282,8 +282,8 @@ def test_whatever_ends_an_exchange_gives_its_bytes_back(seed: int, limit: int, w
             assert each.response_frame is None or len(each.response_frame) == each.response_bytes
 
 
-def test_a_heartbeat_that_is_answered_well_takes_the_same_way_as_without_kept() -> None:
-    """No look at its answer besides that for errors, and nothing that counts."""
+def test_a_successful_heartbeat_takes_the_same_path_as_without_kept() -> None:
+    """Its response is only scanned for errors, and no bytes are counted."""
     budget = kept(small=(HEARTBEAT,))
     plan = Interest(kept=budget).plan(HEARTBEAT << 16 | 4)
     assert plan.quick_scan is not None and Interest(kept=budget).plan(JOIN_GROUP << 16 | 9).quick_scan is None
@@ -293,7 +293,7 @@ def test_a_heartbeat_that_is_answered_well_takes_the_same_way_as_without_kept() 
     assert talk.exchanges[0].response_frame is None and talk.exchanges[0].decoded == "full"
 
 
-def test_errors_of_heartbeats_alone_are_read_where_nothing_else_is() -> None:
+def test_failed_heartbeats_are_kept_at_the_lowest_detail() -> None:
     talk = Dialogue(Interest(detail=ERRORS, kept=kept()))
     ask, reply = request(HEARTBEAT, 4, 1, {"groupId": "g"}), response(HEARTBEAT, 4, 1, {"errorCode": 25})
     talk.client(ask * 2).broker(reply + response(HEARTBEAT, 4, 1))
@@ -301,11 +301,11 @@ def test_errors_of_heartbeats_alone_are_read_where_nothing_else_is() -> None:
 
 
 def calls(
-    interest: Interest, key: int, version: int, asked: dict[str, Any], told: dict[str, Any], count: int = 50
+    interest: Interest, key: int, version: int, asked: dict[str, Any], answered: dict[str, Any], count: int = 50
 ) -> tuple[float, set[str]]:
-    """(calls of kproxy's functions per exchange, the files that they are in)"""
+    """Return (calls of kproxy's functions per exchange, the files of these functions)."""
     talk = Dialogue(interest, transform=lambda *_: None)
-    pairs = [(request(key, version, n, asked), response(key, version, n, told)) for n in range(2 * count)]
+    pairs = [(request(key, version, n, asked), response(key, version, n, answered)) for n in range(2 * count)]
     found: Counter[str] = Counter()
 
     def called(frame: FrameType, event: str, _: Any) -> None:
@@ -320,8 +320,8 @@ def calls(
     return found.total() / count, set(found)
 
 
-def test_at_headers_groups_cost_what_others_do() -> None:
-    """By what is called for each exchange, of an API that nobody follows, and of those that insight wants."""
+def test_at_detail_headers_group_apis_cost_as_much_as_others() -> None:
+    """Compares the function calls per exchange of an API that insight does not follow with those that it does."""
     group = {"groupId": "g", "memberId": "m"}
     plain = calls(Interest(rewrite=True), 22, 1, {"transactionalId": "t"}, {})  # InitProducerId
     followed: dict[tuple[int, int], tuple[dict[str, Any], dict[str, Any]]] = {
@@ -333,17 +333,17 @@ def test_at_headers_groups_cost_what_others_do() -> None:
         (68, 0): (group, {"memberEpoch": 1}),
     }
     assert {key for key, _ in followed} <= APIS
-    for plan, (asked, told) in followed.items():
-        count, files = calls(Interest(rewrite=True), *plan, asked, told)
+    for plan, (asked, answered) in followed.items():
+        count, files = calls(Interest(rewrite=True), *plan, asked, answered)
         assert abs(count - plain[0]) < 1, (plan, count, plain)
         assert not {each for each in files if "insight" in each or "knowledge" in each or "kept" in each}
-    asked, told = followed[11, 5]
-    count, files = calls(Interest(rewrite=True, kept=Kept(APIS)), 11, 5, asked, told)
-    assert count > plain[0] + 1 and "wire/keeping.py" in files  # with a detail it is otherwise
+    asked, answered = followed[11, 5]
+    count, files = calls(Interest(rewrite=True, kept=Kept(APIS)), 11, 5, asked, answered)
+    assert count > plain[0] + 1 and "wire/keeping.py" in files  # a higher detail costs more
 
 
-def test_a_kept_request_that_cannot_be_decided_ends_the_connection_in_order() -> None:
-    """The session raised, and did not close: it had not begun to keep the request."""
+def test_a_kept_request_that_cannot_be_decided_closes_the_connection_cleanly() -> None:
+    """The session used to raise instead, because it had not begun to keep the request."""
     keep = kept()
     scripted = Scripted()
     scripted.by_header.add(1)
@@ -357,8 +357,8 @@ def test_a_kept_request_that_cannot_be_decided_ends_the_connection_in_order() ->
     assert keep.held_bytes == 0
 
 
-def test_of_a_small_api_a_request_is_kept_up_to_1_kib() -> None:
-    """The first of its kind, one that begins like it, and one in parts; a larger one is counted as left out."""
+def test_requests_of_a_small_api_are_kept_up_to_1_kib() -> None:
+    """The first request, one with the same prefix, and one in parts; larger ones are counted as left out."""
     for size, is_kept in ((MAX_SMALL, True), (MAX_SMALL + 1, False)):
         which = Kept((HEARTBEAT,), only_failed=(HEARTBEAT,), small=(HEARTBEAT,))
         talk = Dialogue(Interest(details=True, kept=which))
@@ -370,6 +370,6 @@ def test_of_a_small_api_a_request_is_kept_up_to_1_kib() -> None:
         talk.client(frames[0]).client(frames[1]).client(frames[2], [30])
         talk.broker(b"".join(response(HEARTBEAT, 3, number, {"errorCode": 27}) for number in range(3)))
         expected = [frame if is_kept else None for frame in frames]
-        assert [told(each)[0] for each in talk.exchanges] == expected
+        assert [frames_kept(each)[0] for each in talk.exchanges] == expected
         assert [each.response_frame is not None for each in talk.exchanges] == [is_kept] * 3
         assert which.left_out["too_large"] == (0 if is_kept else 3) and which.held_bytes == 0

@@ -1,7 +1,7 @@
-"""Raw tokens beside a broker that reads them as Kafka's SaslServerAuthenticator does.
+"""Raw SASL tokens, with a model broker that reads them like Kafka's SaslServerAuthenticator.
 
-The broker receives a client's bytes only in a state in which both read them the same way: whatever a client sends, and
-wherever the network cuts it, each request that the broker executes was decided.
+The session forwards a client's bytes only in a state in which it and the broker read them the same way: for any input
+and any split, every request that the broker executes was decided by the authorizer.
 """
 
 import random
@@ -25,13 +25,13 @@ OF_LOGINS = HANDSHAKE, API_VERSIONS, AUTHENTICATE
 UNSUPPORTED_MECHANISM, DENIED = 33, 29
 ROUNDS = {"PLAIN": 1, "SCRAM-SHA-256": 2, "OAUTHBEARER": 1, "GSSAPI": 3, "X-ONE": 1, "plain": 2}
 WRONG = b"wrong"
-BEHIND = "\n\n"
+TRAILING = "\n\n"
 
 PLAIN = sized(b"\0alice\0alice-secret")
 
 
 class Broker:
-    """A listener with SASL: `read` returns its answers; `executed` are the requests that it has carried out."""
+    """A SASL listener: `read` returns its responses; `executed` lists the requests that it executed."""
 
     def __init__(self, logs_in_again: bool = True, release: str = "4.1") -> None:
         self.data = b""
@@ -61,7 +61,7 @@ class Broker:
     def _request(self, frame: bytes) -> bytes:
         is_first, self.is_first = self.is_first, False
         if is_first and self.release in ("0.10", "1.0") and int.from_bytes(frame[4:6]) not in schema.schema().apis:
-            self.state, self.mechanism = "raw", "GSSAPI"  # a token of a client of 0.9: it is no request
+            self.state, self.mechanism = "raw", "GSSAPI"  # not a request but a token of a 0.9 client
             return self._token(frame[4:])
         if len(frame) < 14:
             self.state = "closed"
@@ -78,7 +78,7 @@ class Broker:
             return b""
         if key == HANDSHAKE:
             mechanism = frame[frame.index(b"c", 12) + 3 :].decode("latin-1")
-            mechanism = mechanism.removesuffix(BEHIND)  # bytes behind a request are no part of it
+            mechanism = mechanism.removesuffix(TRAILING)  # trailing bytes are ignored
             error = 0 if mechanism in ROUNDS else UNSUPPORTED_MECHANISM
             if self.state == "headers" or (self.state == "ready" and not self.logs_in_again):
                 error = ILLEGAL_SASL_STATE
@@ -102,7 +102,7 @@ class Broker:
         return response(key, version, correlation_id)
 
     def _token(self, token: bytes) -> bytes:
-        if self.rounds == ROUNDS[self.mechanism]:  # of OAUTHBEARER, behind an error
+        if self.rounds == ROUNDS[self.mechanism]:  # OAUTHBEARER after an error
             self.state = "closed"
             return b""
         self.rounds += 1
@@ -119,7 +119,7 @@ class Broker:
 
 
 class Denies:
-    """An authorizer: no topics are created."""
+    """An authorizer that denies CreateTopics."""
 
     def __init__(self) -> None:
         self.allowed: list[bytes] = []
@@ -162,7 +162,7 @@ def metadata(correlation_id: int) -> bytes:
     return request(METADATA, 1, correlation_id, {"topics": []})
 
 
-# --- each state, as docs/sasl.md has it ------------------------------------------------------------------------------
+# --- each state in docs/sasl.md --------------------------------------------------------------------------------------
 
 TOKENS = {
     "PLAIN": [PLAIN],
@@ -172,7 +172,7 @@ TOKENS = {
 
 
 def in_state(state: str) -> tuple[Dialogue, Denies]:
-    """A session with an authorizer, in one of the states of the table."""
+    """Return a session with an authorizer in the given state of the table."""
     denies = Denies()
     talk = decided(denies)
     if state == "no login yet":
@@ -206,8 +206,8 @@ def in_state(state: str) -> tuple[Dialogue, Denies]:
     return talk, denies
 
 
-# What becomes of CreateTopics that a client sends in that state: decided, held until the broker's answer, or bytes of
-# the token that the broker awaits.
+# How the session treats a CreateTopics sent in that state: decided, held until the broker's response, or forwarded as
+# bytes of the token that the broker awaits.
 STATES = {
     "no login yet": "decided",
     "handshake v0 unanswered": "held",
@@ -224,7 +224,7 @@ STATES = {
 
 
 @pytest.mark.parametrize(("state", "outcome"), STATES.items())
-def test_each_state_of_a_login(state: str, outcome: str) -> None:
+def test_requests_in_each_state_of_a_login_are_decided_held_or_part_of_a_token(state: str, outcome: str) -> None:
     talk, denies = in_state(state)
     before = len(talk.sent[BROKER])
     if state == "token in parts":
@@ -239,21 +239,21 @@ def test_each_state_of_a_login(state: str, outcome: str) -> None:
     assert talk.session.holds_back == (outcome == "held")
     if state == "handshake v0 unanswered":
         talk.broker(accepts("PLAIN"))
-        assert talk.sent[BROKER][before:] == create()  # the token that the broker awaits, so none of it is executed
+        assert talk.sent[BROKER][before:] == create()  # part of the token that the broker awaits: not executed
     elif outcome == "held":
         talk.broker(sized(b""))
         assert denies.denied == 1 and talk.sent[BROKER][before:] == b""
-    own = talk.session._own_bytes  # a refusal, which waits for the answer to the handshake
+    own = talk.session._own_bytes  # a refusal that waits for the handshake response
     assert talk.session.interest.held._held_bytes == own
 
 
-def test_docs_have_each_state() -> None:
+def test_the_docs_list_every_state() -> None:
     page = (Path(__file__).parents[2] / "docs" / "sasl.md").read_text()
     section = page.split("## States of a login")[1].split("\n## ")[0]
     assert set(re.findall(r"^\| ([^|]+?) \|", section, re.M)[1:]) == set(STATES) | {"raw tokens without a handshake"}
 
 
-def test_a_mechanism_without_a_fixed_number_of_tokens_is_refused_where_requests_are_decided() -> None:
+def test_with_an_authorizer_a_mechanism_without_a_fixed_number_of_tokens_is_refused() -> None:
     for opening in (logs_in("GSSAPI"), logs_in("X-OTHER"), sized(b"\x60\x82" + bytes(60))):
         talk = decided().client(opening)
         if opening[4] == 0:
@@ -263,7 +263,7 @@ def test_a_mechanism_without_a_fixed_number_of_tokens_is_refused_where_requests_
         assert create() not in talk.sent[BROKER] and (opening[4] == 0 or not talk.sent[BROKER])
 
 
-def test_what_waits_behind_a_token_is_bounded_alone_and_together() -> None:
+def test_bytes_waiting_after_a_token_are_bounded_per_session_and_in_total() -> None:
     talk, _ = in_state("token unanswered")
     talk.client(create() * (MAX_TOKEN // len(create())))
     assert not talk.faults and talk.session.interest.held._held_bytes > MAX_TOKEN - len(create())
@@ -281,7 +281,7 @@ def test_what_waits_behind_a_token_is_bounded_alone_and_together() -> None:
     assert talk.session.interest.held._held_bytes == 0
 
 
-def test_what_waits_never_leaves_through_a_fault_where_requests_are_decided() -> None:
+def test_with_an_authorizer_a_fault_never_releases_waiting_bytes() -> None:
     for rewrite in (False, True):
         talk = decided(rewrite=rewrite).client(logs_in("PLAIN")).broker(accepts("PLAIN")).client(PLAIN + create())
         talk.broker(b"\xff" * 8)
@@ -289,11 +289,11 @@ def test_what_waits_never_leaves_through_a_fault_where_requests_are_decided() ->
         assert talk.sent[BROKER] == logs_in("PLAIN") + PLAIN
 
 
-# --- whatever a client sends -----------------------------------------------------------------------------------------
+# --- any input of a client -------------------------------------------------------------------------------------------
 
 
 def random_frames(dice: random.Random, mechanisms: list[str]) -> list[bytes]:
-    """A client that mixes handshakes, tokens and requests; most are in an order that leads somewhere."""
+    """Return random handshakes, tokens and requests, mostly in an order that completes a login."""
     frames: list[bytes] = []
     for _ in range(dice.randrange(1, 4)):
         mechanism = dice.choice(mechanisms)
@@ -323,9 +323,9 @@ def random_frames(dice: random.Random, mechanisms: list[str]) -> list[bytes]:
 def play(
     dice: random.Random, talk: Dialogue, broker: Broker, frames: list[bytes], states: Counter[str] | None = None
 ) -> bool:
-    """Let both sides go on in turns of random lengths; returns whether something waited behind a token.
+    """Alternate both sides with pieces of random length; return whether bytes waited after a token.
 
-    states: counts those of the client's side; some answers of the broker are damaged then.
+    states: counts the states of the client's side; if given, some responses of the broker are damaged.
     """
     of_client, of_broker = b"".join(frames), b""
     given = 0
@@ -357,7 +357,7 @@ def play(
 
 
 @pytest.mark.parametrize("authorizes", [True, False])
-def test_each_request_that_a_broker_executes_was_decided(authorizes: bool) -> None:
+def test_every_request_that_a_broker_executes_was_decided(authorizes: bool) -> None:
     seen: Counter[str] = Counter()
     for seed in range(1500):
         dice = random.Random(seed)
@@ -387,7 +387,7 @@ def test_each_request_that_a_broker_executes_was_decided(authorizes: bool) -> No
 
 
 def hostile_frames(dice: random.Random) -> list[bytes]:
-    """Handshakes of any mechanism in any spelling, tokens, requests, broken sizes, in any order."""
+    """Return handshakes of any mechanism and spelling, tokens, requests and wrong sizes in any order."""
     spelled = (
         "PLAIN",
         "PLAIN",
@@ -403,7 +403,7 @@ def hostile_frames(dice: random.Random) -> list[bytes]:
     )
     any_frame = [
         lambda: logs_in(dice.choice(spelled), dice.choice((0, 0, 0, 1))),
-        lambda: behind(logs_in("PLAIN"), BEHIND.encode()),
+        lambda: with_trailing(logs_in("PLAIN"), TRAILING.encode()),
         lambda: PLAIN,
         lambda: dice.choice(TOKENS[dice.choice(list(TOKENS))]),
         lambda: sized(
@@ -416,7 +416,7 @@ def hostile_frames(dice: random.Random) -> list[bytes]:
         lambda: foreign_request(dice.choice((500, 24_576 + 0x82, HANDSHAKE)), dice.choice((2, 9, -1)), 1, b"\0\1c\0"),
         lambda: create(dice.randrange(3)),
         lambda: metadata(dice.randrange(3)),
-        lambda: behind(metadata(dice.randrange(3)), create()),
+        lambda: with_trailing(metadata(dice.randrange(3)), create()),
     ]
     frames = [dice.choice(any_frame)() for _ in range(dice.randrange(1, 9))]
     if dice.random() < 0.1:
@@ -425,18 +425,18 @@ def hostile_frames(dice: random.Random) -> list[bytes]:
     return frames
 
 
-def behind(frame: bytes, more: bytes) -> bytes:
-    """A request with bytes behind its body."""
+def with_trailing(frame: bytes, more: bytes) -> bytes:
+    """Return a request with bytes after its body."""
     return sized(frame[4:] + more)
 
 
 def is_part_of(some: list[bytes], of: list[bytes]) -> bool:
-    """Whether all of `some` are in `of`, in this order."""
+    """Return whether `of` contains all of `some` in this order."""
     rest = iter(of)
     return all(each in rest for each in some)
 
 
-def test_each_request_that_a_broker_of_any_release_executes_was_decided_in_the_same_bytes() -> None:
+def test_every_request_that_a_broker_of_any_release_executes_was_decided_with_the_same_bytes() -> None:
     seen: Counter[str] = Counter()
     states: Counter[str] = Counter()
     for seed in range(2000):
@@ -455,8 +455,8 @@ def test_each_request_that_a_broker_of_any_release_executes_was_decided_in_the_s
         seen["denied"] += denies.denied
         for fault in talk.faults:
             seen[f"fault {fault.kind}"] += 1
-            assert fault.fatal or fault.side == BROKER, seed  # nobody decides behind a fault of the client's side
-    # 0.9 answers tokens where kproxy awaits answers to requests: few such connections get as far as a request.
+            assert fault.fatal or fault.side == BROKER, seed  # nothing is decided after a fault on the client's side
+    # 0.9 sends tokens where kproxy expects responses: few such connections reach a request.
     assert all(seen[f"executed by {release}"] > 50 for release in ("0.10", "1.0", "4.1")), seen
     assert all(seen[f"logins, {mechanism}"] > 40 for mechanism in TOKENS), seen
     assert seen["denied"] > 1000 and min(seen[f"fault {kind}"] for kind in ("sasl_token", "size")) > 40, seen

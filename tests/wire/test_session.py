@@ -1,4 +1,4 @@
-"""Playbooks for the session: each rule of pairing, versions, SASL and faults, and any split of the bytes."""
+"""Playbooks for the session: every rule of pairing, versions, SASL and faults, at any split of the bytes."""
 
 import gc
 import random
@@ -56,7 +56,7 @@ def captured(**more: Any) -> Dialogue:
 # --- one exchange ----------------------------------------------------------------------------------------------------
 
 
-def test_an_exchange_knows_its_sizes_and_its_four_times() -> None:
+def test_an_exchange_has_sizes_and_four_timestamps() -> None:
     ask, reply = request(METADATA, 12, 7, client="consumer-1"), response(METADATA, 12, 7, {"throttleTimeMs": 40})
     talk = Dialogue(TRANSPARENT).client(ask, [9, 20]).broker(reply, [3, 11])
     (exchange,) = talk.exchanges
@@ -68,7 +68,7 @@ def test_an_exchange_knows_its_sizes_and_its_four_times() -> None:
     assert times == (1 * MS, 3 * MS, 4 * MS, 6 * MS)
 
 
-def test_nothing_of_a_frame_leaves_before_its_header_and_everything_right_after() -> None:
+def test_a_frame_is_forwarded_from_its_complete_header_on_without_delay() -> None:
     ask = request(METADATA, 4, 1)
     talk = Dialogue()
     talk.client(ask[:11])
@@ -79,8 +79,8 @@ def test_nothing_of_a_frame_leaves_before_its_header_and_everything_right_after(
     assert talk.sent[BROKER] == ask[:14]
 
 
-def test_an_answer_may_take_hours() -> None:
-    """JoinGroup waits for the slowest member, a Fetch for its max_wait_ms: nothing is given up meanwhile."""
+def test_a_response_may_take_hours() -> None:
+    """JoinGroup waits for the slowest member, a Fetch for its max_wait_ms: no request is dropped meanwhile."""
     talk = rewriting().client(request(11, 9, 1, {"groupId": "g"}) + request(FETCH, 12, 2, {"maxWaitMs": 2**31 - 1}))
     talk.now += 5 * 3600 * 1000 * MS
     talk.broker(response(11, 9, 1) + response(FETCH, 12, 2))
@@ -96,7 +96,7 @@ def test_trailing_bytes_after_a_body_pass_and_are_no_fault() -> None:
 
 
 @pytest.mark.parametrize("cuts", [[], [2, 5, 9]])
-def test_an_answer_of_an_unknown_layout_goes_to_the_transform_if_there_is_one(cuts: list[int]) -> None:
+def test_a_response_of_an_unknown_layout_is_passed_to_the_transform(cuts: list[int]) -> None:
     answer = sized(pack(">i", 2) + b"\0\6secret\0")
     for transform, sent in (
         (lambda exchange, frame: bytes(frame).replace(b"secret", b"public"), answer.replace(b"secret", b"public")),
@@ -110,11 +110,11 @@ def test_an_answer_of_an_unknown_layout_goes_to_the_transform_if_there_is_one(cu
         assert len(talk.exchanges) == 2 and not talk.faults
 
 
-def test_a_session_is_gone_when_its_owner_lets_go() -> None:
+def test_a_dropped_session_leaves_nothing_to_the_garbage_collector() -> None:
     gc.collect()
     talk = rewriting().client(request(METADATA, 12, 7)).broker(response(METADATA, 12, 7))
     del talk
-    assert gc.collect() == 0  # nothing was left to the garbage collector
+    assert gc.collect() == 0
 
 
 # --- pairing ---------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_a_session_is_gone_when_its_owner_lets_go() -> None:
 
 @pytest.mark.parametrize("ids", [(-1, -2, -3), (2**31 - 1, -(2**31), 0), (5, 5, 5)], ids=["negative", "wrap", "repeat"])
 @pytest.mark.parametrize("which", [REWRITE, TRANSPARENT], ids=["rewriting", "reading"])
-def test_ids_may_be_anything(ids: tuple[int, ...], which: Interest) -> None:
+def test_correlation_ids_may_be_any_numbers(ids: tuple[int, ...], which: Interest) -> None:
     talk = Dialogue(which, transform=untouched)
     for correlation_id in ids:
         talk.client(request(12, 4, correlation_id))
@@ -137,9 +137,7 @@ def test_ids_may_be_anything(ids: tuple[int, ...], which: Interest) -> None:
 @pytest.mark.parametrize("transactional_id", [None, "x" * 200])
 @pytest.mark.parametrize("acks", [0, 1, -1])
 @pytest.mark.parametrize("timeout", [0, 0x7F000001])
-def test_acks_is_read_from_its_place_in_every_layout(
-    version: int, transactional_id: str | None, acks: int, timeout: int
-) -> None:
+def test_acks_is_read_in_every_layout(version: int, transactional_id: str | None, acks: int, timeout: int) -> None:
     if version < 3 and transactional_id:
         transactional_id = None
     body = {"acks": acks, "timeoutMs": timeout, "transactionalId": transactional_id}
@@ -151,7 +149,7 @@ def test_acks_is_read_from_its_place_in_every_layout(
         assert [exchange.outcome for exchange in talk.exchanges] == ([NO_ANSWER_EXPECTED] if acks == 0 else [])
 
 
-def test_first_fields_that_repeat_are_told_of_each_request_and_a_change_is_seen() -> None:
+def test_repeated_first_fields_are_reported_for_each_request_and_changes_are_noticed() -> None:
     def produce(number: int, acks: int, client: str = "c", **more: Any) -> bytes:
         return request(PRODUCE, 9, number, {"acks": acks, "timeoutMs": number, **more}, client)
 
@@ -168,8 +166,8 @@ def test_first_fields_that_repeat_are_told_of_each_request_and_a_change_is_seen(
     ]
     answers = [response(FETCH if n == 6 else PRODUCE, 12 if n == 6 else 9, n) for n in range(9) if n != 2]
     talk = rewriting().client(b"".join(asked)).broker(b"".join(answers))
-    told = {e.correlation_id: (e.client_id, e.acks, e.max_wait_ms, e.transactional_id) for e in talk.exchanges}
-    assert told == {
+    fields = {e.correlation_id: (e.client_id, e.acks, e.max_wait_ms, e.transactional_id) for e in talk.exchanges}
+    assert fields == {
         0: ("c", -1, None, None),
         1: ("c", -1, None, None),
         2: ("c", 0, None, None),
@@ -183,7 +181,7 @@ def test_first_fields_that_repeat_are_told_of_each_request_and_a_change_is_seen(
     assert talk.sent == {BROKER: b"".join(asked), CLIENT: b"".join(answers)} and not talk.faults
 
 
-def test_a_request_over_the_limit_is_refused_though_those_before_it_were_alike() -> None:
+def test_a_request_over_the_size_limit_is_refused_after_similar_smaller_ones() -> None:
     asked = [request(PRODUCE, 9, n, {"acks": -1, "transactionalId": None, "topicData": []}) for n in range(2)]
     large = request(PRODUCE, 9, 2, {"acks": -1, "topicData": [{"name": "t" * 2000}]})
     talk = rewriting(max_request_bytes=len(large) - 5).client(b"".join((*asked, large)))
@@ -193,18 +191,18 @@ def test_a_request_over_the_limit_is_refused_though_those_before_it_were_alike()
     assert not talk.faults and talk.sent[BROKER] == b"".join((*asked, large))
 
 
-def test_a_request_that_ends_inside_its_first_fields_is_one_even_if_the_bytes_behind_it_look_right() -> None:
+def test_a_request_that_ends_inside_its_first_fields_is_malformed_whatever_bytes_follow() -> None:
     whole = request(PRODUCE, 9, 1, {"acks": -1})
-    cut = sized(whole[4:16])  # of ten bytes of first fields; what they usually are goes on behind the frame
+    cut = sized(whole[4:16])  # ten bytes of first fields; the next bytes continue them, but belong to no frame
     talk = Dialogue(TRANSPARENT).client(whole + cut + whole[16:20] + bytes(60))
     assert [fault.kind for fault in talk.faults][:1] == ["malformed_request"]
 
 
 @pytest.mark.parametrize("count", [b"\xff\xff\xff\xff\x0f", b"\x80\x80\x80\x80\x10"])
-def test_a_produce_that_only_a_broker_can_read_ends_the_connection_before_answers_are_paired_wrongly(
+def test_a_produce_that_only_java_can_read_ends_the_connection_before_responses_are_mispaired(
     count: bytes,
 ) -> None:
-    """For Java such a count of tagged fields is -1, or 0: no answer comes, and the next one has the same id."""
+    """Java reads such a count of tagged fields as -1 or 0: no response comes, and the next one has the same id."""
     produce = request(PRODUCE, 9, 5, {"acks": 0})
     assert produce[15] == 0  # tagged fields of the header
     talk = rewriting().client(sized(produce[4:15] + count + produce[16:]) + request(METADATA, 9, 5))
@@ -213,7 +211,7 @@ def test_a_produce_that_only_a_broker_can_read_ends_the_connection_before_answer
     assert not talk.sent[CLIENT]
 
 
-def test_an_acks_0_produce_between_two_requests_is_skipped_by_the_answers() -> None:
+def test_responses_skip_an_acks_0_produce_between_two_requests() -> None:
     talk = rewriting()
     talk.client(request(12, 4, 1) + request(PRODUCE, 9, 2, {"acks": 0}) + request(12, 4, 3))
     talk.broker(response(12, 4, 1) + response(12, 4, 3))
@@ -243,14 +241,14 @@ def test_unknown_keys_and_versions_are_paired_by_position_and_passed_on_unread(k
     assert not talk.faults
 
 
-def test_an_answer_that_overtakes_gives_up_the_older_requests_and_says_so() -> None:
+def test_a_response_that_overtakes_drops_the_older_requests_and_reports_a_fault() -> None:
     talk = Dialogue().client(request(12, 4, 1) + request(12, 4, 2)).broker(response(12, 4, 2))
     assert [event.cause for event in talk.unanswered] == ["overtaken"]
     assert [exchange.correlation_id for exchange in talk.exchanges] == [2]
     assert [(fault.kind, fault.fatal) for fault in talk.faults] == [("out_of_order", False)]
 
 
-def test_an_answer_that_nobody_asked_for() -> None:
+def test_an_unexpected_response_is_a_fault() -> None:
     stray = response(12, 4, 9)
     strict = rewriting().client(request(12, 4, 1)).broker(stray)
     assert [(fault.kind, fault.fatal) for fault in strict.faults] == [("unexpected_answer", True)]
@@ -266,7 +264,7 @@ def test_an_answer_that_nobody_asked_for() -> None:
     assert (unseen.request_bytes, unseen.request_start, unseen.response_bytes) == (NONE, NONE, len(stray))
 
 
-def test_what_was_pending_at_the_end_is_told_once() -> None:
+def test_requests_pending_at_the_end_are_reported_once() -> None:
     talk = Dialogue().client(request(12, 4, 1) + request(12, 4, 2)).broker(response(12, 4, 1))
     talk.close(CLIENT)
     assert not talk.unanswered  # half-closed: the broker may still answer
@@ -279,7 +277,7 @@ def test_what_was_pending_at_the_end_is_told_once() -> None:
 # --- versions --------------------------------------------------------------------------------------------------------
 
 
-def test_an_api_versions_newer_than_ours_gets_v0_error_35_from_us_after_all_older_answers() -> None:
+def test_kproxy_answers_a_newer_api_versions_with_v0_error_35_after_all_older_responses() -> None:
     newer = foreign_request(API_VERSIONS, 99, 8, b"\0\1c\0junk")
     talk = rewriting().client(request(12, 4, 7) + newer + request(12, 4, 9))
     assert talk.sent[CLIENT] == b""
@@ -310,7 +308,7 @@ def test_a_broker_that_refuses_an_api_versions_answers_in_the_v0_layout() -> Non
 
 @pytest.mark.parametrize("layout", [0, 5])
 @pytest.mark.parametrize("piece", [1, 7, 100_000])
-def test_the_refusal_of_an_api_versions_newer_than_ours_is_read_in_either_layout(layout: int, piece: int) -> None:
+def test_a_brokers_refusal_of_a_newer_api_versions_is_read_in_both_layouts(layout: int, piece: int) -> None:
     refusal = response(API_VERSIONS, layout, 1, {"errorCode": 35, "apiKeys": [{"apiKey": 18, "maxVersion": 4}]})
     accepted = response(API_VERSIONS, layout, 2, {"errorCode": 0})
     huge = sized((3).to_bytes(4) + (35).to_bytes(2) + b"\1" * 70_000)
@@ -327,8 +325,8 @@ def test_the_refusal_of_an_api_versions_newer_than_ours_is_read_in_either_layout
         assert not talk.faults
 
 
-def test_a_broker_may_refuse_an_api_versions_in_the_version_asked_for() -> None:
-    """librdkafka's mock broker does, with a count of another layout: its client reads that much of it."""
+def test_a_broker_may_refuse_an_api_versions_in_the_requested_version() -> None:
+    """librdkafka's mock broker does, with an array count in another layout, and its client accepts that."""
     mock = bytes.fromhex("00000011 00000001 0023 01 00120000 00 0200000000")
     refusals = (mock, *(response(API_VERSIONS, version, 1, {"errorCode": 35}) for version in (1, 2, 3, 4)))
     for refusal, version in zip(refusals, (3, 1, 2, 3, 4), strict=True):
@@ -339,7 +337,7 @@ def test_a_broker_may_refuse_an_api_versions_in_the_version_asked_for() -> None:
             assert not talk.faults
 
 
-def test_who_a_client_takes_the_broker_for_passes_and_so_does_the_brokers_refusal() -> None:
+def test_the_cluster_and_node_id_that_a_client_expects_pass_and_so_does_the_refusal() -> None:
     """KIP-1242: cluster id and node id stay the cluster's own, so both may be checked end to end."""
     ask = request(API_VERSIONS, 5, 1, {"clientSoftwareName": "n", "clusterId": "another cluster", "nodeId": 7})
     refusal = response(API_VERSIONS, 5, 1, {"errorCode": 129})
@@ -349,18 +347,20 @@ def test_who_a_client_takes_the_broker_for_passes_and_so_does_the_brokers_refusa
 
 
 @pytest.mark.parametrize("key", [0, 1, 3, 10, 60, 78, 79])
-def test_a_carrier_of_addresses_in_an_unreadable_version_fails_closed_where_we_rewrite(key: int) -> None:
+def test_an_unreadable_version_of_an_api_with_addresses_ends_a_rewriting_session(key: int) -> None:
     ask = foreign_request(key, 99, 1, b"\0\1c")
     strict = rewriting().client(ask)
     assert [(fault.kind, fault.fatal) for fault in strict.faults] == [("unreadable_carrier", True)]
     assert strict.sent[BROKER] == b""
     assert "upgrade kproxy" in strict.faults[0].text
     assert Dialogue().client(ask).sent[BROKER] == ask
-    (fault,) = rewriting().client(foreign_request(key, -1, 1, b"\0\1c")).faults  # no kproxy will ever read that one
+    (fault,) = (
+        rewriting().client(foreign_request(key, -1, 1, b"\0\1c")).faults
+    )  # no release of kproxy will read a negative version
     assert "v-1 does not exist" in fault.text and "upgrade" not in fault.text
 
 
-def test_a_held_answer_is_given_whole_to_the_transform_and_what_it_returns_is_sent() -> None:
+def test_the_transform_gets_a_held_response_whole_and_its_result_is_sent() -> None:
     seen: list[tuple[str, bytes]] = []
 
     def shout(exchange: Exchange, frame: memoryview) -> bytes:
@@ -378,7 +378,7 @@ def test_a_held_answer_is_given_whole_to_the_transform_and_what_it_returns_is_se
         assert talk.exchanges[0].response_bytes == len(reply)
 
 
-def test_a_held_answer_that_does_not_decode_is_never_passed_on() -> None:
+def test_a_held_response_that_does_not_decode_is_never_forwarded() -> None:
     reply = response(METADATA, 12, 1, {"brokers": [{"nodeId": 1, "host": "b", "port": 9092, "rack": None}]})
     broken = sized(reply[4:-9])
     for cuts in ([], [9, 15]):
@@ -391,7 +391,7 @@ def test_a_held_answer_that_does_not_decode_is_never_passed_on() -> None:
     assert [(fault.kind, fault.fatal) for fault in lenient.faults] == [("malformed_answer", False)]
 
 
-def test_a_transform_that_gives_up_is_a_fatal_fault() -> None:
+def test_a_transform_that_raises_is_a_fatal_fault() -> None:
     def refuse(exchange: Exchange, frame: memoryview) -> bytes:
         raise Malformed("no address can be given")
 
@@ -400,7 +400,7 @@ def test_a_transform_that_gives_up_is_a_fatal_fault() -> None:
     assert talk.faults[0].fatal and talk.sent[CLIENT] == b""
 
 
-# --- what is no Kafka ------------------------------------------------------------------------------------------------
+# --- other protocols -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -417,7 +417,7 @@ def test_a_transform_that_gives_up_is_a_fatal_fault() -> None:
         (b"\0\0\0\x07........", "size"),
     ],
 )
-def test_what_is_no_kafka_is_named(head: bytes, kind: str) -> None:
+def test_other_protocols_are_named(head: bytes, kind: str) -> None:
     strict = rewriting().client(head)
     assert [(fault.kind, fault.fatal, fault.side) for fault in strict.faults] == [(kind, True, CLIENT)]
     assert strict.sent[BROKER] == b""
@@ -426,8 +426,8 @@ def test_what_is_no_kafka_is_named(head: bytes, kind: str) -> None:
     assert blind.sent == {BROKER: head + b"more", CLIENT: b"anything"}
 
 
-def test_an_answer_of_any_size_is_one() -> None:
-    """A broker's requests are limited, its answers are not: they stream."""
+def test_a_response_may_have_any_size() -> None:
+    """Brokers limit the size of requests but not of responses, which are streamed."""
     head = (2**31 - 1).to_bytes(4, "big") + (1).to_bytes(4, "big")
     talk = rewriting().client(request(FETCH, 12, 1)).broker(head + bytes(100))
     assert talk.sent[CLIENT] == head + bytes(100) and not talk.faults
@@ -438,8 +438,8 @@ def test_an_answer_of_any_size_is_one() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"interest": Interest(detail=BATCHES, details=True)}])
 @pytest.mark.parametrize("side", [CLIENT, BROKER])
-def test_at_every_byte_it_is_known_how_much_of_a_frame_is_missing(side: int, settings: dict[str, Any]) -> None:
-    """What a drain waits for: the rest of a frame, or of its header; nothing between two frames."""
+def test_missing_counts_the_rest_of_a_frame_at_every_byte(side: int, settings: dict[str, Any]) -> None:
+    """A drain waits for the rest of a frame or of its header, and for nothing between two frames."""
     requests = [request(3, 12, 1, {"topics": []}), request(1, 12, 2, {"rackId": "r" * 40}), request(12, 4, 3)]
     answers = [response(3, 12, 1, {"clusterId": "c" * 40}), response(1, 12, 2), response(12, 4, 3)]
     talk = Dialogue(**settings)
@@ -455,8 +455,8 @@ def test_at_every_byte_it_is_known_how_much_of_a_frame_is_missing(side: int, set
     assert talk.session.missing(side) == 0 and talk.session.at_boundary(side)
 
 
-def test_a_side_with_a_backlog_is_at_no_boundary() -> None:
-    """What was read and waits for room among the pending requests is there to be sent."""
+def test_a_side_with_a_backlog_is_not_at_a_boundary() -> None:
+    """Requests that wait for a free pending slot still have to be sent."""
     talk = Session(REWRITE, transform=untouched, max_in_flight=2)
     asked = [request(12, 4, number) for number in range(3)]
     talk.receive(CLIENT, memoryview(bytearray(b"".join(asked))), 1)
@@ -466,14 +466,14 @@ def test_a_side_with_a_backlog_is_at_no_boundary() -> None:
     assert talk.backlog[CLIENT] is None and talk.at_boundary(CLIENT)
 
 
-def test_the_broker_is_at_a_boundary_where_it_owes_no_token() -> None:
+def test_the_broker_is_at_a_boundary_unless_it_owes_a_token() -> None:
     talk = handshake("SCRAM-SHA-256")
     for side, token in ((CLIENT, b"n,,n=a"), (BROKER, b"r=1"), (CLIENT, b"c=biws"), (BROKER, b"v=1")):
         talk.says(side, sized(token)[:5])
         assert not talk.session.at_boundary(side)
         talk.says(side, sized(token)[5:])
         assert talk.session.at_boundary(CLIENT) and talk.session.at_boundary(BROKER) == (side == BROKER)
-    goes_on_as_kafka(talk, 4)
+    frames_follow(talk, 4)
     assert talk.session.at_boundary(CLIENT) and talk.session.at_boundary(BROKER)
 
 
@@ -486,7 +486,7 @@ def handshake(mechanism: str, **more: Any) -> Dialogue:
     return talk.client(request(HANDSHAKE, 0, 1, {"mechanism": mechanism})).broker(response(HANDSHAKE, 0, 1, ok))
 
 
-def goes_on_as_kafka(talk: Dialogue, tokens: int) -> None:
+def frames_follow(talk: Dialogue, tokens: int) -> None:
     talk.client(request(12, 4, 2)).broker(response(12, 4, 2))
     assert [exchange.correlation_id for exchange in talk.exchanges] == [0, 1, 2]
     assert talk.session.sasl_tokens == tokens and not talk.faults
@@ -509,19 +509,19 @@ PLAIN = sized(b"\0alice\0alice-secret")  # as a header: api key 97, version 2775
         ),
     ],
 )
-def test_raw_tokens_end_where_the_mechanism_says(mechanism: str, tokens: list[bytes], step: int) -> None:
+def test_the_mechanism_decides_where_raw_tokens_end(mechanism: str, tokens: list[bytes], step: int) -> None:
     talk = handshake(mechanism)
     for index, token in enumerate(tokens):
         side = index % 2
         before = len(talk.sent[1 - side])
         talk.says(side, token, range(step, len(token), step))
-        assert len(talk.sent[1 - side]) == before + len(token)  # the peer waits for all of it, an empty one too
+        assert len(talk.sent[1 - side]) == before + len(token)  # forwarded at once and whole, even an empty token
     assert talk.sent[BROKER].endswith(b"".join(tokens[0::2])) and talk.sent[CLIENT].endswith(b"".join(tokens[1::2]))
-    goes_on_as_kafka(talk, len(tokens))
+    frames_follow(talk, len(tokens))
     assert talk.session.sasl_mechanism == mechanism
 
 
-def test_a_token_sent_before_the_handshake_is_answered_waits_for_the_answer() -> None:
+def test_a_token_sent_before_the_handshake_response_waits_for_it() -> None:
     talk = rewriting().client(request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"}) + PLAIN)
     assert not talk.sent[BROKER].endswith(PLAIN)
     talk.broker(response(HANDSHAKE, 0, 1, {"mechanisms": ["PLAIN"]}))
@@ -531,8 +531,8 @@ def test_a_token_sent_before_the_handshake_is_answered_waits_for_the_answer() ->
 
 
 @pytest.mark.parametrize("rewrites", [False, True])
-def test_a_token_that_waits_is_not_lost_when_the_broker_answers_no_kafka(rewrites: bool) -> None:
-    """A transparent session forwards unread from there, a rewriting one closes; neither goes on waiting."""
+def test_a_waiting_token_is_not_stuck_when_the_broker_sends_another_protocol(rewrites: bool) -> None:
+    """From there a transparent session forwards unread and a rewriting one closes; neither keeps waiting."""
     talk = rewriting() if rewrites else Dialogue()
     talk.client(asks := request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"})).client(PLAIN)
     assert talk.session.holds_back
@@ -541,7 +541,7 @@ def test_a_token_that_waits_is_not_lost_when_the_broker_answers_no_kafka(rewrite
     assert talk.sent[BROKER] == (asks if rewrites else asks + PLAIN + b"more")
 
 
-def test_a_refused_handshake_leaves_frames() -> None:
+def test_after_a_refused_handshake_frames_follow() -> None:
     talk = rewriting().client(request(HANDSHAKE, 0, 1, {"mechanism": "NONE"}))
     talk.broker(response(HANDSHAKE, 0, 1, {"errorCode": 33, "mechanisms": ["PLAIN"]}))
     talk.client(request(HANDSHAKE, 0, 2, {"mechanism": "PLAIN"})).broker(response(HANDSHAKE, 0, 2)).client(PLAIN)
@@ -567,21 +567,21 @@ def test_sasl_authenticate_and_re_authentication_are_ordinary_frames() -> None:
     assert talk.session.sasl_mechanism == "PLAIN" and talk.session.sasl_tokens == 0
 
 
-def test_logins_and_questions_for_versions_come_in_any_order_and_again() -> None:
-    """ApiVersions, handshake, login, ApiVersions again, as Java does; telemetry stays on its client's connection."""
+def test_logins_and_api_versions_may_come_in_any_order_and_repeatedly() -> None:
+    """ApiVersions, handshake, login, ApiVersions again, like the Java client; telemetry uses the same connection."""
     asked = [(API_VERSIONS, 3), (HANDSHAKE, 1), (AUTHENTICATE, 2), (API_VERSIONS, 3), (71, 0), (72, 0), (HANDSHAKE, 1)]
     talk = rewriting()
-    said = {CLIENT: b"", BROKER: b""}
+    expected = {CLIENT: b"", BROKER: b""}
     for number, (key, version) in enumerate(asked):
         ask, reply = request(key, version, number), response(key, version, number)
         talk.client(ask).broker(reply)
-        said[BROKER] += ask
-        said[CLIENT] += reply
-    assert talk.sent == said and not talk.faults
+        expected[BROKER] += ask
+        expected[CLIENT] += reply
+    assert talk.sent == expected and not talk.faults
     assert [(e.plan.api_key, e.decoded) for e in talk.exchanges] == [(key, "full") for key, _ in asked]
 
 
-# --- what bodies say -------------------------------------------------------------------------------------------------
+# --- contents of bodies ----------------------------------------------------------------------------------------------
 
 
 def produce(version: int, number: int, records: bytes, acks: int = -1, partitions: int = 2) -> bytes:
@@ -594,7 +594,7 @@ def produce(version: int, number: int, records: bytes, acks: int = -1, partition
     )
 
 
-def told(body: Found | None) -> Any:
+def contents(body: Found | None) -> Any:
     if body is None:
         return None
     return [*body.sums], [*body.partitions], [*body.batches], dict(body.names)
@@ -602,7 +602,7 @@ def told(body: Found | None) -> Any:
 
 @pytest.mark.parametrize("detail", [SUMS, TOPICS, BATCHES])
 @pytest.mark.parametrize("most", [1, 13, 700, 40_000])
-def test_any_split_tells_the_same_of_topic_partitions(detail: int, most: int) -> None:
+def test_any_split_gives_the_same_topic_partitions(detail: int, most: int) -> None:
     small, large = write_batch([Record(0, 1, None, b"v" * 50)]), write_batch([Record(0, 1, None, b"v" * 100_000)])
     if most == 1:
         large = small
@@ -629,14 +629,14 @@ def test_any_split_tells_the_same_of_topic_partitions(detail: int, most: int) ->
                 cuts.append(at)
             talk.says(side, data, cuts)
         assert not talk.faults
-        talks.append([(told(e.request_body), told(e.response_body), *facts_of(e)) for e in talk.exchanges])
+        talks.append([(contents(e.request_body), contents(e.response_body), *facts_of(e)) for e in talk.exchanges])
     assert talks[0] == talks[1] and len(talks[0]) == 6
     bodies = [body for exchange in talks[0] for body in exchange[:2] if body is not None]
     assert sum(len(body[0]) + len(body[1]) for body in bodies) >= 10
     assert any(body[3] == {UUID(int=1): "t"} for body in bodies)
 
 
-def test_a_name_that_cannot_be_one_ends_the_looking_and_not_the_connection() -> None:
+def test_an_impossible_topic_name_ends_the_reading_and_not_the_connection() -> None:
     named = {"topics": [{"name": "n" * 40_000, "topicId": UUID(int=1)}]}
     answer = response(METADATA, 12, 1, {**named, "brokers": [{"nodeId": 1, "host": "h", "port": 9}]})
     for cuts in ((), (100,)):
@@ -646,7 +646,7 @@ def test_a_name_that_cannot_be_one_ends_the_looking_and_not_the_connection() -> 
         assert [(fault.kind, fault.fatal) for fault in talk.faults] == [("malformed_answer", False)]
 
 
-def test_the_errors_of_a_large_answer_are_told_though_it_is_not_kept() -> None:
+def test_the_errors_of_a_large_response_are_reported_without_keeping_it() -> None:
     partitions = [{"partitionIndex": index, "errorCode": 3 * (index % 2)} for index in range(20_000)]
     answer = response(8, 8, 1, {"topics": [{"name": "t", "partitions": partitions}]})
     talk = rewriting().client(request(8, 8, 1))
@@ -655,7 +655,7 @@ def test_the_errors_of_a_large_answer_are_told_though_it_is_not_kept() -> None:
     assert exchange.errors == (3,) * 10_000 and exchange.decoded == "full" and talk.sent[CLIENT] == answer
 
 
-def test_what_waiting_requests_name_is_bounded_and_said() -> None:
+def test_partitions_named_by_pending_requests_are_bounded_and_the_excess_is_a_fault() -> None:
     ask = produce(9, 1, b"", partitions=MAX_NAMED // 4)
     assert len(ask) > 64 * 1024
     for cuts in ((), (70_000,)):
@@ -666,10 +666,10 @@ def test_what_waiting_requests_name_is_bounded_and_said() -> None:
         assert sum(kept) == MAX_NAMED and [fault.kind for fault in talk.faults] == ["too_much_named"] * 2
         talk.broker(response(PRODUCE, 9, 1) * 6)
         assert len(talk.exchanges) == 6 and talk.sent[BROKER] == ask * 6
-        assert not talk.client(ask, cuts).session.events and len(talk.faults) == 2  # there is room again
+        assert not talk.client(ask, cuts).session.events and len(talk.faults) == 2  # below the limit again
 
 
-def test_a_body_that_names_more_than_is_kept_is_cut_and_says_so() -> None:
+def test_partitions_of_a_body_beyond_the_limit_are_dropped_with_a_fault() -> None:
     ask = produce(9, 1, b"", partitions=MAX_NAMED + 5)
     talk = Dialogue(Interest(details=True, detail=TOPICS)).client(ask, range(100_000, len(ask), 100_000))
     (exchange,) = talk.session.pending
@@ -681,14 +681,14 @@ def test_a_body_that_names_more_than_is_kept_is_cut_and_says_so() -> None:
 
 
 def facts(talk: Dialogue) -> list[Any]:
-    told: list[Any] = []
+    found: list[Any] = []
     for event in talk.events:
         if isinstance(event, Exchange | Unanswered):
             e = event.exchange if isinstance(event, Unanswered) else event
-            told += facts_of(e)
+            found += facts_of(e)
         elif isinstance(event, Desync):
-            told.append((event.kind, event.fatal, event.side, event.offset))
-    return told
+            found.append((event.kind, event.fatal, event.side, event.offset))
+    return found
 
 
 def facts_of(e: Exchange) -> list[Any]:
@@ -737,7 +737,7 @@ def test_any_split_of_the_bytes_gives_the_same_bytes_and_events(seed: int, most:
 
 
 def patching(exchange: Exchange, frame: memoryview) -> bytes | None:
-    """As kproxy rewrites addresses, at the same length."""
+    """Rewrite addresses like kproxy, but to the same length."""
     return bytes(frame).replace(b"upstream", b"instead!") if b"upstream" in bytes(frame) else None
 
 
@@ -754,10 +754,10 @@ def patching(exchange: Exchange, frame: memoryview) -> bytes | None:
     cuts=st.sets(st.integers(1, 900), max_size=20),
 )
 @settings(max_examples=60, deadline=None)
-def test_of_answers_that_mostly_name_no_broker_each_address_is_rewritten(
+def test_every_address_is_rewritten_in_responses_that_rarely_have_one(
     key: int, version: int, named: list[int], wants: Interest, cuts: set[int]
 ) -> None:
-    """Hints of another leader (KIP-951) stand at the end of answers that are otherwise read once, and pass."""
+    """Hints of a new leader (KIP-951) come at the end of responses that otherwise pass after one scan."""
     answers = b""
     for index, count in enumerate(named):
         nodes = [{"nodeId": node, "host": f"upstream-{node}", "port": 9092} for node in range(count)]
@@ -798,7 +798,7 @@ def test_any_split_reports_a_fault_at_the_offset_of_its_frame(
             cuts.append(at)
         pieces.says(side, data, cuts)
     if rewrites and any(each.kind == "malformed_request" and each.fatal for each in whole.faults):
-        assert pieces.sent[BROKER].startswith(whole.sent[BROKER])  # the parts before the fault have left
+        assert pieces.sent[BROKER].startswith(whole.sent[BROKER])  # the bytes before the fault are already sent
     else:
         assert whole.sent == pieces.sent
     assert facts(whole) == facts(pieces)
@@ -814,7 +814,7 @@ def test_the_offset_of_a_fault_is_that_of_its_frame() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.binary(max_size=80)), max_size=12), st.integers(0, 3))
 @settings(max_examples=300, deadline=None)
-def test_no_bytes_raise(chunks: list[tuple[int, bytes]], kind: int) -> None:
+def test_no_input_raises(chunks: list[tuple[int, bytes]], kind: int) -> None:
     talk = [rewriting, Dialogue, captured, lambda: captured(midstream=True)][kind]()
     for index, (side, data) in enumerate(chunks):
         talk.says(side, data)
@@ -826,8 +826,8 @@ def test_no_bytes_raise(chunks: list[tuple[int, bytes]], kind: int) -> None:
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=200, deadline=None)
-def test_flipped_bits_raise_nothing_and_settle_everything(seed: int) -> None:
-    """Every request that was recorded is in one event: none is lost, none is emitted twice."""
+def test_flipped_bits_raise_nothing_and_every_request_gets_one_event(seed: int) -> None:
+    """Every recorded request appears in exactly one event."""
     random_ = random.Random(seed)
     for talk in (rewriting(), Dialogue(TRANSPARENT), captured()):
         for side, data in conversation():
@@ -842,8 +842,8 @@ def test_flipped_bits_raise_nothing_and_settle_everything(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [Session, CapturedSession])
-def test_what_a_clock_that_went_back_makes_shorter_than_nothing_waited_for_no_time(kind: type[Session]) -> None:
-    """As between the packets of a capture: the second answer bears an earlier time than its request."""
+def test_a_clock_that_goes_back_gives_a_queue_time_of_0(kind: type[Session]) -> None:
+    """For example between packets of a capture: the second response is older than its request."""
     talk = Dialogue(Interest(), kind)
     for side, data, now in (
         (CLIENT, request(12, 4, 1), 10),
@@ -855,8 +855,8 @@ def test_what_a_clock_that_went_back_makes_shorter_than_nothing_waited_for_no_ti
     assert [exchange.queue_ns for exchange in talk.session.events if isinstance(exchange, Exchange)] == [0, 0]
 
 
-def test_bytes_that_wait_when_a_connection_ends_were_received_too() -> None:
-    """More frames came than one call takes."""
+def test_bytes_in_the_backlog_at_the_end_count_as_received() -> None:
+    """More frames arrive than one call handles."""
     session = Session(Interest())
     asked = b"".join(request(12, 4, number) for number in range(100))
     session.receive(CLIENT, memoryview(asked), MS)
