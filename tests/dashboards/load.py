@@ -1,7 +1,7 @@
-"""The kproxy that `./dev dashboards` watches, with all that feeds a panel behind it, and the clients that a day brings.
+"""The kproxy of `./dev dashboards`, with every feature that feeds a panel, and clients with everyday load.
 
-Two workers, two listeners of Kafka, one of ZooKeeper, telemetry of clients, metrics pushed by OTLP, tables recorded.
-Refuses to know Prometheus, and what breaks on purpose elsewhere (`trouble.py`).
+Two workers, two Kafka listeners, one ZooKeeper listener, client telemetry, metrics pushed by OTLP, recorded tables.
+Independent of Prometheus and of the deliberate faults in `trouble.py`.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ NOBODY = f"{HOST}:1"
 
 
 class Keeper(Node):
-    """A real ZooKeeper of Kafka 3.9's jars."""
+    """A real ZooKeeper from the jars of Kafka 3.9."""
 
     def __init__(self, folder: Path) -> None:
         self.port = free_ports(1, HOST)
@@ -63,16 +63,16 @@ class Keeper(Node):
 
 
 def four_letters(port: int) -> bytes:
-    """What ZooKeeper answers to `ruok`."""
+    """Return ZooKeeper's answer to `ruok`."""
     with socket.create_connection((HOST, port), timeout=5) as sock:
         sock.sendall(b"ruok")
         return sock.recv(100)
 
 
 class Watched(Kproxy):
-    """Two listeners before the same brokers, one for everybody, one with TLS, logins and a policy; one of ZooKeeper.
+    """Two listeners for the same brokers, one open, one with TLS, logins and a policy; and one for ZooKeeper.
 
-    keeper: ZooKeeper's port; collector: that of a collector of OpenTelemetry.
+    keeper: port of ZooKeeper; collector: port of an OpenTelemetry collector.
     """
 
     def __init__(self, cluster: Cluster, folder: Path, keeper: int, collector: int) -> None:
@@ -143,7 +143,7 @@ topic = "*"
 
 
 class Load:
-    """Clients that do what a day brings, each on a thread of its own, until `stop`."""
+    """Clients with everyday load, each on its own thread until the end."""
 
     def __init__(self, kproxy: Watched, topic: str, old: str, alone: str) -> None:
         self._kproxy = kproxy
@@ -217,7 +217,7 @@ class Load:
     def _throttled(self) -> None:
         producer = Producer(self._settings("throttled"))
         while not self._ended.wait(0.05):
-            producer.produce(self._topic, b"z" * 4000)  # small ones: throttled often, and shortly
+            producer.produce(self._topic, b"z" * 4000)  # small batches: throttled often and briefly
             producer.flush(5)
 
     def _tls(self) -> None:
@@ -228,18 +228,18 @@ class Load:
         self._ended.wait(0.5)
 
     def _knock(self) -> None:
-        """A client that knows the third broker's port, whether the broker is there or not."""
+        """A client that connects to the third broker's port, whether the broker is up or not."""
         host, port = self._kproxy.bootstrap.split(":")
         with socket.create_connection((host, int(port) + 1 + 3), timeout=5) as client:
             client.settimeout(0.3)
             client.recv(1)
 
     def _hang_up(self) -> None:
-        """A client that is gone before its answers."""
+        """A client that disconnects before its responses."""
         asked = b"".join(framed_request(METADATA, 9, number, "impatient", {"topics": None}) for number in range(50))
         host, port = self._kproxy.bootstrap.split(":")
         with socket.create_connection((host, int(port)), timeout=5) as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # the end is a reset
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close with a reset
             client.sendall(asked)
             time.sleep(0.002)
         self._ended.wait(0.5)
@@ -258,7 +258,7 @@ class Load:
         consumer.close()
 
     def _registry(self) -> None:
-        """A client of ZooKeeper that works, and one that watches what it does."""
+        """A ZooKeeper client that changes nodes, and one that watches them."""
         path = f"/brokers-{uuid.uuid4().hex[:6]}"
         with self._of_zookeeper() as client, self._of_zookeeper() as other:
             client.create(path, b"{}")
@@ -274,13 +274,13 @@ class Load:
                     client.delete(f"{path}/{name}")
 
     def _registry_of_many(self) -> None:
-        """Sessions that come and go, and what administrators type."""
+        """Short ZooKeeper sessions, and four-letter commands."""
         with self._of_zookeeper() as client:
             client.exists("/")
         four_letters(self._kproxy.zookeeper)
 
     def _registry_hangs_up(self) -> None:
-        """A client of ZooKeeper that is gone before its answers."""
+        """A ZooKeeper client that disconnects before its responses."""
         connect = struct.pack(">iqiqi16sB", 0, 0, 5000, 0, 16, bytes(16), 0)
         asked = b"".join(struct.pack(">iiii", 14, number, 4, 1) + b"/\0" for number in range(500))  # getData of /
         with socket.create_connection((HOST, self._kproxy.zookeeper), timeout=5) as client:
@@ -310,7 +310,7 @@ class Load:
             producer.purge()
 
     def _behind(self) -> None:
-        """Records of an hour ago, of which a group reads the first; its reader then only says that it lives."""
+        """Produce records of an hour ago; a group commits the first and then only sends heartbeats."""
         producer = Producer(self._settings("old"))
         for _ in range(50):
             producer.produce(self._old, b"o", timestamp=int((time.time() - 3600) * 1000))

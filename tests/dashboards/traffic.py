@@ -1,7 +1,7 @@
-"""What a kproxy exposes after real traffic: the demo's cluster and clients before it, and a broker with a script.
+"""The exposition of a kproxy after real traffic from the demo's cluster and clients, and from a scripted broker.
 
-The demo's brokers never fail, so a second cluster, of one scripted broker, has a group that commits,
-a request that is never answered, and a client that speaks TLS; a third has a listener for TLS.
+The demo's brokers never fail, so a second cluster of one scripted broker has a group that commits, a request that is
+never answered, and a client that uses TLS on a plain port; a third cluster has a TLS listener.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ PUSHED_COUNTERS = [f"org.apache.kafka.{kind}.connection.creation.total" for kind
 
 
 def exposition(complete: Callable[[str], bool]) -> str:
-    """The text of a scrape, taken when it is complete, or after TIMEOUT_S as it is."""
+    """Return the text of a scrape as soon as it is complete, or after TIMEOUT_S."""
     return uvloop.run(_played(complete))
 
 
@@ -85,7 +85,7 @@ async def _played(complete: Callable[[str], bool]) -> str:
             tls=ClientTls(**authority.server().settings()),
         ),
     )
-    otlp = Otlp(endpoint=f"http://{HOST}:1", timeout_s=0.5)  # a collector that is not there
+    otlp = Otlp(endpoint=f"http://{HOST}:1", timeout_s=0.5)  # a collector that does not exist
     flight = Flight(folder=folder / "flight")
     server = Server(Config(cluster=clusters, max_connections=100, drain_timeout_s=0.5, otlp=otlp, flight=flight))
     server.metrics.zookeeper["old"] = _zookeeper()
@@ -119,7 +119,7 @@ async def _played(complete: Callable[[str], bool]) -> str:
 
 
 async def _script(port: int, scripted: Broker) -> None:
-    """A group that rebalances, and is behind; an ApiVersions that the broker lacks; requests without an answer; TLS."""
+    """A group that rebalances and lags, an unsupported ApiVersions version, an unanswered request, and TLS."""
     client = await Wire.dial(port)
     broker = await scripted.accept()
     orders = {"topic": "orders", "partitions": [{"partition": 0, "fetchOffset": 0}]}
@@ -165,27 +165,27 @@ async def _script(port: int, scripted: Broker) -> None:
 
 
 async def _push_metrics(port: int) -> None:
-    """A client that pushes what the official ones push, and one push that is refused."""
+    """A client that pushes the metrics of official clients, with one push that is refused."""
     client = await Wire.dial(port)
     await client.send(request(SUBSCRIPTIONS, 0, 1))
     given = codec.decode_response((await client.frame())[4:], SUBSCRIPTIONS, 0)[1]
     asked = {"clientInstanceId": given["clientInstanceId"], "subscriptionId": given["subscriptionId"]}
     points = [gauge(name, 1.5) for name in PUSHED_GAUGES] + [counter(name, 2) for name in PUSHED_COUNTERS]
-    for number in (2, 3):  # the second comes too early
+    for number in (2, 3):  # the second is too early
         await client.send(request(PUSH, 0, number, {**asked, "metrics": pushed(*points)}))
         await client.frame()
     client.close()
 
 
 def _zookeeper() -> ZooKeeperCells:
-    """A listener of ZooKeeper whose clients have done something of each kind."""
+    """Cells of a ZooKeeper listener with a value in every series that boards query."""
     cells = ZooKeeperCells(["zk1:2181"])
     cells.count(Operation("getData", 1, 0, 0, outcome=ANSWERED, error=-101))
     return cells
 
 
 def _passive() -> Metrics:
-    """A `kproxy watch` that has seen something of each kind."""
+    """Metrics of a `kproxy watch` with a value in every series that boards query."""
     metrics = Metrics()
     metrics.passive = PassiveCells("eth0", ["gap"])
     metrics.passive.copies["default"] = 1
@@ -193,5 +193,5 @@ def _passive() -> Metrics:
 
 
 def _scraped(server: Server) -> str:
-    """What this kproxy and one that watches expose."""
+    """Return the expositions of this kproxy and of a `kproxy watch`."""
     return "".join(render(registry_of(metrics))[0].decode() for metrics in (server.metrics, _passive()))

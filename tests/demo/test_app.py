@@ -46,17 +46,19 @@ def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
             traffic = json.load(answer)
         assert traffic["apis"]["Produce"]["requests"] > 0
         assert {broker["broker"] for broker in traffic["brokers"]} == {"1", "2", "3", "bootstrap"}
-        groups = told(url.replace("/metrics", "/api/groups"), lambda found: len(found) == 3)
+        groups = polled_json(url.replace("/metrics", "/api/groups"), lambda found: len(found) == 3)
         assert {group["group"] for group in groups} == {"fraud", "sessions", "data-lake"}
         assert {group["strategy"] for group in groups} == {"range"}
-        lags = told(url.replace("/metrics", "/api/live"), lambda found: any(row[1] == "group" for row in found["lags"]))
+        lags = polled_json(
+            url.replace("/metrics", "/api/live"), lambda found: any(row[1] == "group" for row in found["lags"])
+        )
         assert {row[2] for row in lags["lags"] if row[1] == "group"} <= {"fraud", "sessions", "data-lake"}
         with urllib.request.urlopen(url.replace("/metrics", "/api/connections"), timeout=10) as answer:
             assert {connection["broker"] for connection in json.load(answer)} >= {1, 2, 3}
         children = psutil.Process(process.pid).children()
         world = world_of(process)
         assert world in children
-        assert os.getsid(world.pid) == world.pid  # Ctrl-C in a terminal does not reach it, which may still be loading
+        assert os.getsid(world.pid) == world.pid  # Ctrl-C in a terminal must not reach it while it is still loading
         process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=30)
         assert (process.returncode, errors) == (0, ""), rest
@@ -70,8 +72,8 @@ def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
         process.communicate()
 
 
-def told(url, complete):
-    """What the admin port answers, once it is complete: members join within seconds, and then commit."""
+def polled_json(url, complete):
+    """Poll the admin port until the answer is complete (members need seconds to join and commit); return it."""
     deadline = time.monotonic() + 60
     while True:
         with urllib.request.urlopen(url, timeout=10) as answer:
@@ -83,13 +85,13 @@ def told(url, complete):
 
 
 def world_of(process):
-    """The process of the demo's brokers and clients, beside which one follows groups."""
+    """Return the process of the demo's brokers and clients; another child follows groups."""
     (world,) = (one for one in psutil.Process(process.pid).children() if "kproxy.demo.world" in one.cmdline())
     return world
 
 
 def on_a_terminal(*wanted, leave, **environment):
-    """What the demo writes to a terminal of 80x24: `leave` is typed once all that is wanted was there."""
+    """Return the demo's output to a terminal of 80x24; types `leave` once all `wanted` patterns appeared."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     missing = list(wanted)
@@ -119,7 +121,7 @@ def on_a_terminal(*wanted, leave, **environment):
 
 
 @pytest.mark.ring2
-def test_what_could_not_be_recorded_is_told_at_the_end(tmp_path):
+def test_events_that_could_not_be_recorded_are_reported_at_the_end(tmp_path):
     place = tmp_path / "tables"
     command = [*COMMAND, "--seconds", "1", "--record", str(place)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -131,7 +133,7 @@ def test_what_could_not_be_recorded_is_told_at_the_end(tmp_path):
     assert re.search(rf"\nkproxy: not all was recorded into {place}: \d+ events are lost", errors), errors
 
 
-def test_a_line_is_one_line_of_its_terminal_and_whole_elsewhere(tmp_path, monkeypatch):
+def test_a_line_is_cut_to_the_terminal_width_and_whole_in_a_file(tmp_path, monkeypatch):
     line = "12.3 requests/s  " * 20
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
@@ -143,15 +145,15 @@ def test_a_line_is_one_line_of_its_terminal_and_whole_elsewhere(tmp_path, monkey
 
 
 @pytest.mark.ring2
-def test_a_terminal_that_draws_nothing_gets_lines():
+def test_a_dumb_terminal_gets_plain_lines():
     text = on_a_terminal(r"\d+ requests/s  to brokers ", leave=b"\x03", TERM="dumb")
     assert "\x1b" not in text
-    assert max(map(len, text.replace("\r", "").split("\n")[1:])) < 80  # the first names the addresses, whole
+    assert max(map(len, text.replace("\r", "").split("\n")[1:])) < 80  # the first line, with the addresses, is not cut
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
-def test_on_a_terminal_it_is_kproxy_top_and_leaves_it_tidy(environment):
+def test_on_a_terminal_it_shows_kproxy_top_and_restores_the_screen(environment):
     seen = ("Demo: 3 brokers, 11 clients", "q ends it", "page http://127.0.0.1:", "Produce", "Fetch", "enter open")
     text = on_a_terminal(*seen, leave=b"q", TERM="xterm-256color", **environment)
     enter, leave = "\x1b[?1049h", "\x1b[?1049l"
@@ -164,7 +166,7 @@ def test_on_a_terminal_it_is_kproxy_top_and_leaves_it_tidy(environment):
     assert "requests/s" in after
 
 
-def test_nothing_stays_behind_when_it_is_killed():
+def test_no_child_process_survives_when_it_is_killed():
     process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline()
@@ -176,7 +178,7 @@ def test_nothing_stays_behind_when_it_is_killed():
     assert not psutil.wait_procs(children, timeout=30)[1]
 
 
-def test_a_cluster_that_dies_ends_the_demo_and_is_blamed():
+def test_the_demo_ends_with_an_error_when_its_cluster_dies():
     process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline()

@@ -1,9 +1,8 @@
-"""Does kproxy read a request as a broker does? Kafka's own classes read the same bytes.
+"""Check that kproxy reads requests like a broker: Kafka's own classes read the same bytes.
 
-A difference is a failure unless kproxy refuses the request. The official reading is walked by the paths of `NAMED`,
-over JSON that Kafka made, so that nothing of kproxy's reader takes part in it. Compared are the names that rules are
-about; the first fields, on which the pairing of answers and the state of a login rest; and requests that kproxy
-replaces, which Kafka reads once more.
+A difference is a failure unless kproxy refuses the request. The expected names come from JSON written by Kafka, walked
+by the paths of `NAMED` without kproxy's reader. Compared are the names that policy rules match; the first fields, which
+decide the pairing of responses and the state of a login; and requests that kproxy replaces, which Kafka reads again.
 """
 
 import base64
@@ -45,7 +44,7 @@ from tests.fuzz.mutations import KEYS, mutated
 
 BATCH = 2000
 Reading = dict[str, list[Any]]
-Replaced = tuple[str, bytes, Any]  # (what, the frame, what Kafka must read in it)
+Replaced = tuple[str, bytes, Any]  # (kind, frame, body that Kafka must read in it)
 
 
 class Decoder:
@@ -58,7 +57,7 @@ class Decoder:
         )
 
     def read(self, frames: list[bytes]) -> list[Any]:
-        """[client id, body] of each, or None of a frame that Kafka refuses."""
+        """Return [client id, body] for each frame, or None if Kafka refuses it."""
         assert self._process.stdin is not None and self._process.stdout is not None
         stdin = self._process.stdin
 
@@ -80,7 +79,7 @@ class Decoder:
 
 
 def official(api: str, key: int, version: int, body: Any) -> Reading:
-    """What the request names, of Kafka's reading of it."""
+    """Return the names in the request according to Kafka's reading."""
     found: Reading = {
         kind: [] for kind in (*KINDS, "topic_id", "all_of", "expression", "cluster", "from_broker", "also")
     }
@@ -123,7 +122,7 @@ def official(api: str, key: int, version: int, body: Any) -> Reading:
 
 
 def _at(body: Any, path: list[str]) -> Iterator[tuple[Any, Any]]:
-    """(value, the struct that has it) at a path, through arrays; nothing where a version lacks it."""
+    """Yield (value, struct that contains it) at a path, through arrays; nothing if the version lacks it."""
     if isinstance(body, list):
         for each in body:
             yield from _at(each, path)
@@ -145,13 +144,13 @@ def ours(names: Names) -> Reading:
 
 
 def _settled(found: Reading) -> Reading:
-    """Without what has no meaning: the order of kinds, how often, empty expressions."""
+    """Remove differences without meaning: order, repetitions, empty expressions."""
     found["expression"] = [True] if any(found["expression"]) else []
     return {kind: sorted(set(map(str, values))) for kind, values in found.items()}
 
 
 def compare(count: int, seed: int, progress: Callable[[int, Counter[str]], None] | None = None) -> Counter[str]:
-    """Counts of outcomes, and of APIs and mutations that both read. Raises AssertionError at the first difference."""
+    """Return counts of outcomes, APIs and mutations; raise AssertionError at the first difference."""
     dice = random.Random(seed)
     decoder = Decoder()
     seen: Counter[str] = Counter()
@@ -182,7 +181,7 @@ def _compare(frame: bytes, kinds: tuple[str, ...], official_read: Any, seen: Cou
     seen["requests"] += 1
     key, version = int.from_bytes(frame[:2]), int.from_bytes(frame[2:4], signed=True)
     api = schema().apis[key]
-    if version not in api.request.versions:  # a policy closes on these, see `Policy.unknown`
+    if version not in api.request.versions:  # a policy closes the connection, see `Policy.unknown`
         seen["version unknown to kproxy"] += 1
         for kind in kinds:
             seen[f"refused, {kind}"] += 1
@@ -224,7 +223,7 @@ def _compare(frame: bytes, kinds: tuple[str, ...], official_read: Any, seen: Cou
 def _compare_prefix(
     title: str, key: int, version: int, whole: memoryview, client_id: str, body: Any, seen: Counter[str]
 ) -> None:
-    """The first fields: whether a Produce is answered, which login begins. kproxy closes where it cannot read them."""
+    """Compare the first fields (acks, mechanism, …); kproxy closes the connection if it cannot read them."""
     try:
         prefix = codec.request_prefix(key, version, PREFIX_FIELDS)(whole, 12, len(whole))
     except Malformed:
@@ -235,13 +234,13 @@ def _compare_prefix(
     seen["first fields read by both"] += 1
     values = dict(zip(("clientId", *PREFIX_FIELDS), prefix[0], strict=True))
     for name, theirs in (body | {"clientId": client_id}).items():
-        if name in values and "\ufffd" not in str(values[name]):  # of bytes that are no text each shows others
+        if name in values and "\ufffd" not in str(values[name]):  # invalid UTF-8 is shown differently
             same = (values[name] or "") == (theirs or "")
             assert same, f"{title}: {name} is {theirs!r} for Kafka, {values[name]!r} for kproxy: {whole[4:].hex()}"
 
 
 def _compare_peek(title: str, key: int, version: int, whole: memoryview, body: Any, seen: Counter[str]) -> None:
-    """Whether a broker takes it for another broker's: looked for where all of an API passes otherwise."""
+    """Compare whether a request counts as sent by a broker; checked for APIs that otherwise pass unread."""
     if not can_be_from_broker(key, version):
         return
     expected = official(schema().apis[key].name, key, version, body)["from_broker"]
@@ -254,7 +253,7 @@ def _compare_peek(title: str, key: int, version: int, whole: memoryview, body: A
 
 
 def _replaced(key: int, version: int, whole: memoryview, body: Any, names: Names) -> Iterator[Replaced]:
-    """What kproxy sends instead of a request, and what Kafka must read in it."""
+    """Yield the requests that kproxy would send instead, with the body that Kafka must read."""
     if key == FETCH:
         patched = codec.at_once(without_session(version, whole))
         if isinstance(patched, bytes) and patched != UNKNOWN_SESSION:

@@ -1,6 +1,6 @@
-"""Cells: what has a label of its own up to a bound and shares one beyond it; what is exposed until it was idle so long.
+"""Cells: own labels up to a limit and a shared one beyond it, and expiry of idle cells.
 
-Each row of the tables is one bound: of so many things one after the other, how many are told apart.
+Each row of BOUNDS is one limit: for a count of things, how many get their own label.
 """
 
 from collections.abc import Callable
@@ -42,8 +42,8 @@ def labels(plans: list[Any], other: str) -> tuple[int, int]:
     return len({*found} - {other}), found.count(other) // 2
 
 
-def seldom(count: int) -> tuple[int, int]:
-    """APIs that are not of every day."""
+def rare(count: int) -> tuple[int, int]:
+    """APIs outside EVERYDAY_APIS."""
     every = [PLANS.plan(key << 16) for key in range(90)]
     return labels([plan for plan in every if plan.known and plan.api not in cells.EVERYDAY_APIS][:count], "other")
 
@@ -88,7 +88,7 @@ def ids(count: int) -> tuple[int, int]:
 
 
 def series(count: int) -> tuple[int, int]:
-    """Of a sample of the page: rows beyond the largest are added up by API."""
+    """Rows of a sample of the page: those beyond the largest are summed by API."""
     metrics, history = Metrics(), figures.History()
     history.close(metrics, {}, SECOND)
     found = {("demo", str(number), "Fetch"): figures.Total() for number in range(count)}
@@ -102,16 +102,16 @@ def series(count: int) -> tuple[int, int]:
 class Bound(NamedTuple):
     where: Any
     name: str
-    count: Callable[[int], tuple[int, int]]  # of so many things: how many have their own, how many share
-    before: int = 0  # how many have their own in any case
-    kept: int | None = None  # how many keep their own beyond the bound; None: as many
+    count: Callable[[int], tuple[int, int]]  # count of things -> (with their own label, sharing one)
+    before: int = 0  # labels that always exist
+    kept: int | None = None  # own labels beyond the limit; None: unchanged
 
 
 BOUNDS = {
     "errors": Bound(cells, "MAX_ERRORS", lambda count: errors(None, count)),
     "unknown errors": Bound(cells, "UNKNOWN_ERRORS", lambda count: errors(3000, count)),
     "unknown errors among all": Bound(cells, "MAX_ERRORS", lambda count: errors(3000, count)),
-    "APIs": Bound(cells, "MAX_APIS", seldom, len(cells.EVERYDAY_APIS)),
+    "APIs": Bound(cells, "MAX_APIS", rare, len(cells.EVERYDAY_APIS)),
     "unknown APIs": Bound(cells, "UNKNOWN_APIS", unknown),
     "brokers": Bound(cells, "MAX_BORN", expected),
     "dialled brokers": Bound(upstream, "MAX_BORN", dialled),
@@ -122,7 +122,7 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("bound", BOUNDS.values(), ids=BOUNDS)
-def test_up_to_a_bound_each_has_its_own_and_the_next_ones_share(bound, monkeypatch):
+def test_things_have_their_own_label_up_to_a_limit_and_share_one_beyond(bound, monkeypatch):
     room = 3 if bound.kept is None else 40
     monkeypatch.setattr(bound.where, bound.name, bound.before + room)
     for count in (room - 1, room, room + 1, room + 3):
@@ -131,8 +131,8 @@ def test_up_to_a_bound_each_has_its_own_and_the_next_ones_share(bound, monkeypat
 
 
 @pytest.mark.parametrize("length", [MAX_LABEL - 1, MAX_LABEL, MAX_LABEL + 1])
-def test_names_that_are_alike_up_to_the_longest_label_are_one(length):
-    """A topic has no name so long: whoever sends one gets one series for all of them."""
+def test_names_that_differ_only_beyond_the_longest_label_share_a_series(length):
+    """No real topic name is that long, so invented ones share a series."""
     topics = Topics()
     for end in "ab":
         topics.produced("t" * (length - 1) + end, 5, 1, (), SECOND)
@@ -154,13 +154,13 @@ def seen(make: Any, **fields: Any) -> Any:
     (seen(GroupCells, seen_ns=SECOND), groups.EMPTY_EXPIRY_NS),
     (seen(ClientCells, left_ns=SECOND, open=1), None),
 ], ids=["topic", "client", "group", "empty group", "connected client"])  # fmt: skip
-def test_what_is_idle_is_exposed_so_long_and_not_a_moment_longer(cell, idle_ns):
+def test_idle_cells_are_exposed_exactly_until_they_expire(cell, idle_ns):
     last_ns = SECOND + (idle_ns or 10**18)
     assert [cell.is_gone(last_ns + more) for more in (-1, 0, 1)] == [False, False, idle_ns is not None]
 
 
 @pytest.mark.parametrize("count", [1, 31, 32, 33, 100])
-def test_errors_of_one_response_are_counted_alike_however_many_they_are(count):
+def test_errors_of_one_response_are_counted_the_same_for_any_number(count):
     of, counted = cluster(), cells.ApiCells("Fetch")
     codes = (6, 3, 6, 9999)
     of.count_errors(counted, tuple(codes[at % 4] for at in range(count)), 2)
@@ -169,7 +169,7 @@ def test_errors_of_one_response_are_counted_alike_however_many_they_are(count):
     }
 
 
-def test_leaks_are_counted_by_api_and_those_beyond_the_cap_together():
+def test_leaks_are_counted_by_api_up_to_a_limit_and_together_beyond():
     of = cluster()
     born = list(of.leaks)  # at 0
     names = [f"Api{number}" for number in range(cells.MAX_LEAKING_APIS - len(born))]
@@ -179,7 +179,7 @@ def test_leaks_are_counted_by_api_and_those_beyond_the_cap_together():
     assert of.leaks == expected
 
 
-def test_plans_of_the_schema_are_remembered_and_those_of_strangers_are_not():
+def test_plans_of_the_schema_are_cached_and_those_of_unknown_apis_are_not():
     """A peer may use 65,536 unknown APIs and versions; they share a few cells and are looked up each time."""
     of = cluster()
     broker = of.broker("1", "main")

@@ -1,4 +1,4 @@
-"""The cells as rows, now and over the last hour: the figures of /metrics, and bounded."""
+"""Cells as rows of the page, now and over the last hour: equal to /metrics, and bounded."""
 
 import json
 from collections import Counter
@@ -29,7 +29,7 @@ def connected(metrics, cluster="demo", broker="1"):
 
 
 def run(walk):
-    """(what a walk found, how many turns it took)"""
+    """Return (result of a walk, number of turns)."""
     turns = 1
     while True:
         try:
@@ -52,7 +52,7 @@ def samples_of(history):
     return [json.loads(text) for _, text in history.samples]
 
 
-def test_totals_are_the_figures_of_metrics():
+def test_totals_equal_the_values_of_metrics():
     metrics = Metrics()
     failed, throttled = exchange(PRODUCE, 3 * MS), exchange(PRODUCE, 3 * MS)
     failed.errors, throttled.throttle_ms = (6, 6), 250
@@ -78,11 +78,11 @@ def test_totals_are_the_figures_of_metrics():
             assert below == exposed(metrics, "kproxy_request_duration_seconds_bucket", **of, le=le), le
 
 
-def test_samples_add_up_to_what_was_counted_since_the_first_one():
+def test_samples_add_up_to_the_counts_since_the_first_sample():
     metrics, history = Metrics(), figures.History()
     connection = connected(metrics)
     connection.events([exchange(PRODUCE, 3 * MS)])
-    history.close(metrics, run(figures.totals(metrics))[0], START)  # what was before the first sample belongs to none
+    history.close(metrics, run(figures.totals(metrics))[0], START)  # earlier counts belong to no sample
     for step in range(1, 6):
         connection.events([exchange(PRODUCE, 3 * MS)] * step)
         open_now = json.loads(history.open(metrics, run(figures.totals(metrics))[0], START + step * SECOND - 1))
@@ -99,7 +99,7 @@ def test_samples_add_up_to_what_was_counted_since_the_first_one():
 
 
 @pytest.mark.parametrize(("count", "turns"), [(0, 1), (39, 1), (40, 2), (41, 2), (120, 4)])
-def test_totals_are_added_up_forty_in_a_turn(count, turns):
+def test_totals_are_summed_forty_per_turn(count, turns):
     found = {("demo", str(number), "Produce"): figures.Total() for number in range(count)}
     sums, taken = run(figures.summed(found, figures.by_api))
     assert taken == turns and sums.keys() == ({("demo", "", "Produce")} if count else set())
@@ -120,7 +120,7 @@ def test_a_flood_of_brokers_and_apis_is_bounded_in_a_sample_and_in_turns():
     for _, text in history.samples:
         sample = json.loads(text)
         assert len(text) < 20_000 and figures.NAMED_SERIES < len(sample["s"]) <= figures.MAX_SERIES
-        assert sum(row[1] for row in sample["s"]) == 200 * len(plans)  # the rest is there too, by API
+        assert sum(row[1] for row in sample["s"]) == 200 * len(plans)  # the rest is summed by API
         named = {}
         for row in sample["s"]:
             api = history.series.names[row[0]][2]
@@ -135,7 +135,7 @@ def test_a_flood_of_brokers_and_apis_is_bounded_in_a_sample_and_in_turns():
     assert len(history.samples) == figures.SAMPLES
 
 
-def test_rebalances_of_a_group_that_was_not_there_before_are_in_its_first_sample(monkeypatch):
+def test_rebalances_of_a_new_group_are_in_its_first_sample(monkeypatch):
     found = {}
     monkeypatch.setattr(figures, "_rebalances", lambda metrics: dict(found))
     metrics, history = Metrics(), figures.History()
@@ -164,7 +164,7 @@ def test_a_sample_that_has_not_begun_is_null():
 
 
 @pytest.mark.parametrize("direction", ["request", "response"])
-def test_times_inside_kproxy_are_those_of_the_sample_alone(direction):
+def test_times_inside_kproxy_cover_only_the_sample(direction):
     metrics, history = Metrics(), figures.History()
     inside = metrics.directions[direction].counts
     history.close(metrics, {}, START)
@@ -181,7 +181,7 @@ def test_times_inside_kproxy_are_those_of_the_sample_alone(direction):
     assert json.loads(history.open(metrics, {}, START + 4 * SECOND))["p"] == [None, None]
 
 
-def test_what_is_too_much_even_by_api_is_under_one_name():
+def test_rows_beyond_the_limit_of_apis_are_summed_in_one_row():
     rows = [
         ((f"c{number}", "b", "Fetch"), [number + 1, 0, 0, 0, 0, 0, [3, number + 1], [4, number + 1]])
         for number in range(100)
@@ -210,7 +210,7 @@ def test_what_is_too_much_even_by_api_is_under_one_name():
     room=st.integers(1, 7),
 )
 def test_rows_by_api_have_the_sums_of_each_column_and_bucket(rows, room):
-    """The two histograms are added up by themselves, and what is beyond the room is one row of all else."""
+    """The two histograms are summed separately, and rows beyond the limit become one row."""
     made = [
         ((cluster, "1", api), [*counts, *([n for pair in buckets.items() for n in pair] for buckets in histograms)])
         for cluster, api, counts, *histograms in rows
@@ -233,8 +233,8 @@ def test_rows_by_api_have_the_sums_of_each_column_and_bucket(rows, room):
 
 
 @given(rows=st.lists(st.tuples(st.sampled_from("abc"), *[st.integers(0, 2)] * 4), unique_by=lambda row: row[0]))
-def test_brokers_and_topics_are_in_the_order_that_their_rows_say(rows):
-    """A topic that some clients name and others know by its id is one row."""
+def test_brokers_and_topics_are_sorted_by_their_values(rows):
+    """A topic counted by name and by id is one row."""
     metrics = Metrics()
     topics = metrics.cluster("demo").topics = Topics()
     for name, one, two, three, four in rows:
@@ -254,7 +254,7 @@ def test_brokers_and_topics_are_in_the_order_that_their_rows_say(rows):
     assert figures.topic_rows(metrics, 9) == sorted(topics_, key=lambda row: -(row[2] + row[4]))
 
 
-def test_rows_are_the_largest_and_no_more_than_were_asked_for():
+def test_rows_are_the_largest_up_to_the_requested_number():
     metrics = Metrics()
     for number in range(30):
         connected(metrics, broker=str(number)).events([exchange(PRODUCE, MS)] * (number + 1))
@@ -266,7 +266,7 @@ def test_rows_are_the_largest_and_no_more_than_were_asked_for():
     assert figures.topic_rows(metrics, 10) == figures.group_rows(metrics, 10) == figures.lag_rows(metrics, 0, 10) == []
 
 
-def test_the_largest_come_first_and_names_decide_between_equals():
+def test_rows_are_sorted_by_size_and_then_by_name():
     metrics = Metrics()
     for cluster, broker, count in (("demo", "c", 1), ("demo", "b", 3), ("demo", "a", 1), ("alpha", "z", 1)):
         for _ in range(count):
@@ -296,7 +296,7 @@ def test_the_largest_come_first_and_names_decide_between_equals():
     assert len(figures.client_rows(metrics, 2)) == 2
 
 
-def test_a_lag_that_is_not_known_comes_before_none():
+def test_an_unknown_lag_comes_before_a_lag_of_0():
     class Shown:
         def shown(self, *_):
             lags = (("a", 0, 0), ("b", 7, 1), ("c", None, 2), ("d", 9, 0), ("e", 0, 3))
@@ -307,7 +307,7 @@ def test_a_lag_that_is_not_known_comes_before_none():
     assert [row[2] for row in figures.lag_rows(metrics, 0, 10)] == ["d", "b", "c", "e", "a"]
 
 
-def test_topics_are_ordered_by_all_that_they_carried():
+def test_topics_are_sorted_by_the_bytes_of_both_directions():
     metrics = Metrics()
     topics = metrics.cluster("demo").topics = Topics()
     for name, produced, fetched in (("small", 4, 0), ("even", 3, 3), ("large", 0, 9)):
@@ -324,7 +324,7 @@ def test_topics_are_ordered_by_all_that_they_carried():
     assert figures.topic_rows(metrics, 2) == expected[:2]
 
 
-def test_slow_exchanges_after_a_moment_are_told_with_all_their_times():
+def test_slow_exchanges_after_a_time_are_listed_with_all_their_times():
     metrics = Metrics()
     slow = exchange(PRODUCE, 40 * MS, START + 3 * MS)
     slow.queue_ns, slow.muted_ns, slow.throttle_ms, slow.error_code = 7 * MS, 5 * MS, 11, 6

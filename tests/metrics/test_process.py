@@ -1,4 +1,4 @@
-"""All of a scrape at once: what a process exposes that relayed nothing, and what one exposes that relayed a little."""
+"""Complete scrapes: of a process without traffic, and of one with a little of everything."""
 
 import csv
 from pathlib import Path
@@ -13,13 +13,13 @@ from kproxy.metrics.zookeeper import ZooKeeperCells
 from tests.metrics.test_metrics import busy_metrics, info, scrape
 
 EXPECTED = Path(__file__).with_name("process.csv")
-# Of the clock, and of the process that runs the tests.
+# Values that depend on the clock or on the test process.
 OF_NOW = {"kproxy_start_time_seconds", "kproxy_config_last_reload_success_timestamp_seconds", "kproxy_build_info"}
-NOW_S = 10**9  # seconds since the Unix epoch, and times that a test's clock makes out of them, are larger
+NOW_S = 10**9  # values from here on are times since the Unix epoch
 
 
 def figures(metrics):
-    """Rows (sample, labels, value) of all that is not 0. Of a histogram's buckets those that a value fell in."""
+    """Return rows (sample, labels, value) without zeros and without histogram buckets that no value fell in."""
     rows = []
     for name, samples in scrape(metrics).items():
         if name in OF_NOW or name.startswith("process_"):
@@ -33,8 +33,8 @@ def figures(metrics):
     return sorted(rows)
 
 
-def test_a_process_that_relayed_nothing_has_counted_nothing():
-    """Counters begin at 0: with another first value, the rate of a burst soon after the start is wrong."""
+def test_a_process_without_traffic_exposes_only_zeros():
+    """Counters must begin at 0: otherwise the rate of a burst soon after the start is wrong."""
     metrics = Metrics()
     metrics.zookeeper["zk"] = ZooKeeperCells(["zk1:2181"])
     cluster = metrics.cluster("demo")

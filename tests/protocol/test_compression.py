@@ -1,4 +1,4 @@
-"""Codecs: what the official library wrote reads, what we write it would read, and nothing hostile gets out of hand."""
+"""Codecs: compatible with the official library in both directions, and bounded for hostile input."""
 
 import base64
 import json
@@ -37,12 +37,12 @@ TEXT = b"the same words again and again, " * 3000  # several xerial blocks
 
 
 @given(st.sampled_from(range(5)), st.binary(max_size=300), st.integers(1, 500), st.sampled_from((0, 1, 2)))
-def test_decompresses_what_was_compressed(codec, data, times, magic):
+def test_decompression_reverses_compression(codec, data, times, magic):
     assert decompress(codec, compress(codec, data * times, magic=magic), magic=magic) == data * times
 
 
 @pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
-def test_frames_in_a_row_are_one_stream(codec):
+def test_consecutive_frames_are_one_stream(codec):
     assert decompress(codec, compress(codec, TEXT) + compress(codec, b"") + compress(codec, b"end")) == TEXT + b"end"
 
 
@@ -57,8 +57,8 @@ def test_snappy_framed_joined_and_raw():
 @pytest.mark.parametrize(
     "behind", [b"\0", bytes(9), bytes(100), b"j", b"junk" * 9, b"\x1f\x8b", compress(GZIP, b"x")[:18]]
 )
-def test_bytes_behind_gzip_members_are_ignored(behind):
-    """As by Java's GZIPInputStream; a member that begins there must be whole."""
+def test_bytes_after_gzip_members_are_ignored(behind):
+    """Like Java's GZIPInputStream; a member that begins there must be complete."""
     whole = compress(GZIP, TEXT)
     assert decompress(GZIP, whole + behind) == TEXT
     assert decompress(GZIP, whole + compress(GZIP, b"more") + behind) == TEXT + b"more"
@@ -68,8 +68,8 @@ def test_bytes_behind_gzip_members_are_ignored(behind):
 
 
 @pytest.mark.parametrize("magic", [0, 1, 2])
-def test_of_lz4_what_kafkas_reader_ignores_is_ignored(magic):
-    """The size and the checksum of the content, and what is behind the end mark; but all of the frame must be there."""
+def test_parts_of_lz4_frames_that_kafkas_reader_ignores_are_ignored(magic):
+    """Content size, content checksum and bytes after the end mark are ignored; but the frame must be complete."""
 
     def frame(**options):
         return lz4.frame.compress(TEXT, block_linked=False, **options)
@@ -98,8 +98,8 @@ def test_of_lz4_what_kafkas_reader_ignores_is_ignored(magic):
 
 @pytest.mark.parametrize("size", (1, 100, 6_000, 65_536, 300_000))
 @pytest.mark.parametrize("store_size", (False, True))
-def test_lz4_that_lacks_its_end_mark_alone_gives_all_that_its_blocks_have(size, store_size):
-    """The library keeps what its buffer had no room for until the end mark comes: well compressed records were lost."""
+def test_lz4_without_its_end_mark_gives_the_content_of_all_blocks(size, store_size):
+    """The library holds output that exceeds its buffer until the end mark: well compressed records used to be lost."""
     plain = b"".join(b"hello world %d " % (number % 7) for number in range(size))
     for linked, summed in ((False, False), (True, False), (False, True)):
         whole = lz4.frame.compress(plain, block_linked=linked, store_size=store_size, block_checksum=summed)
@@ -107,7 +107,7 @@ def test_lz4_that_lacks_its_end_mark_alone_gives_all_that_its_blocks_have(size, 
             assert decompress(LZ4, whole[: len(whole) - cut]) == plain
 
 
-def test_bytes_behind_snappy_blocks_that_are_no_size_are_ignored():
+def test_bytes_after_snappy_blocks_that_cannot_be_a_block_are_ignored():
     whole = compress(SNAPPY, TEXT)
     for behind in (b"\0", bytes(3), whole[:16]):
         assert decompress(SNAPPY, whole + behind) == TEXT
@@ -131,18 +131,18 @@ def test_lz4_checksum_of_the_official_writer():
 
 
 def test_lz4_with_linked_blocks():
-    """KafkaJS sends them, and brokers pass them on; Kafka's own reader refuses them."""
+    """KafkaJS sends them and brokers store them; Kafka's own reader refuses them."""
     assert decompress(LZ4, lz4.frame.compress(TEXT * 10, block_size=4, block_linked=True)) == TEXT * 10
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_every_cut_is_refused(codec):
+def test_every_truncation_is_refused(codec):
     whole = compress(codec, b"some text, some text, some text")
     for cut in range(len(whole)):
         if codec == SNAPPY and 16 <= cut < 20:
             continue  # a xerial header without the size of a block is an empty stream
         if codec == LZ4 and cut >= len(whole) - 4:
-            continue  # it lacks its end mark alone
+            continue  # only its end mark is missing
         for magic in (0, 2):
             with pytest.raises(Malformed):
                 decompress(codec, whole[:cut], magic=magic)
@@ -164,7 +164,7 @@ def test_any_bytes_decompress_or_are_refused(codec, magic, data):
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_a_bomb_costs_no_more_than_the_limit(codec):
+def test_a_decompression_bomb_costs_no_more_memory_than_the_limit(codec):
     bomb = compress(codec, bytes(1 << 26))
     tracemalloc.start()
     try:
@@ -177,7 +177,7 @@ def test_a_bomb_costs_no_more_than_the_limit(codec):
 
 
 @pytest.mark.parametrize("codec", COMPRESSING)
-def test_what_has_the_size_of_the_limit_is_read_and_one_byte_more_is_not(codec):
+def test_content_is_read_up_to_exactly_the_limit(codec):
     for times in (1, 40, 3000):
         plain = TEXT[: 31 * times]
         packed = compress(codec, plain)
@@ -186,7 +186,7 @@ def test_what_has_the_size_of_the_limit_is_read_and_one_byte_more_is_not(codec):
             decompress(codec, packed, limit_bytes=len(plain) - 1)
 
 
-def test_claims_of_size_allocate_nothing():
+def test_a_false_size_allocates_nothing():
     claims_4_gib = b"\xff\xff\xff\xff\x0f" + b"\0" * 20
     with pytest.raises(Malformed, match="cannot become"):
         decompress(SNAPPY, claims_4_gib)
@@ -198,7 +198,7 @@ def test_claims_of_size_allocate_nothing():
 
 
 @pytest.mark.parametrize("codec", [GZIP, LZ4, ZSTD])
-def test_frames_without_end_are_refused(codec):
+def test_endless_frames_are_refused(codec):
     with pytest.raises(Malformed, match="more than 1024 frames"):
         decompress(codec, compress(codec, b"") * 2000)
     assert decompress(codec, compress(codec, b"x") * 1024) == b"x" * 1024
@@ -206,7 +206,7 @@ def test_frames_without_end_are_refused(codec):
         decompress(codec, compress(codec, b"x") * 1025)
 
 
-def test_frames_have_the_form_that_javas_client_gives_them():
+def test_frames_have_the_same_form_as_those_of_the_java_client():
     """LZ4 with blocks of their own and no size, Zstandard without the content's size, Snappy in blocks of 32 KiB."""
     for magic in (0, 1, 2):
         for size in (0, 100, 1 << 17):
@@ -224,7 +224,7 @@ def test_frames_have_the_form_that_javas_client_gives_them():
 
 
 @pytest.mark.parametrize(("window", "is_read"), [(17 << 3, True), (17 << 3 | 1, False), (18 << 3, False)])
-def test_a_zstd_frame_may_ask_for_a_window_as_large_as_javas_reader_grants(window, is_read):
+def test_a_zstd_window_may_be_as_large_as_in_javas_reader(window, is_read):
     """128 MiB, by the byte behind the frame's flags (RFC 8878, 3.1.1.1.2); a raw block follows."""
     frame = b"\x28\xb5\x2f\xfd\0" + bytes((window,)) + (3 << 3 | 1).to_bytes(3, "little") + b"abc"
     if is_read:
@@ -257,24 +257,24 @@ def test_codecs_by_name():
             work(5, b"")
 
 
-# --- beside Java's client and librdkafka -----------------------------------------------------------------------------
+# --- compared with Java's client and librdkafka ----------------------------------------------------------------------
 
-# A consumer of librdkafka 2.16 aborts at the first, asks again and again for the second, and never ends at the others.
+# A consumer of librdkafka 2.16 aborts at the first, fetches the second for ever, and hangs at the others.
 NOT_FOR_LIBRDKAFKA = {f"gzip: {how}" for how in ("an empty member first", "two members", "cut in the middle")}
 NOT_FOR_LIBRDKAFKA |= {f"gzip: {how}" for how in ("no trailer", "half a trailer")}
 READ_BY_NEITHER = {"lz4: two frames", "lz4: an empty frame first"}  # but by kproxy, and by lz4's own library
 
 
 def read_by(command, paths):
-    """Of each file the values of its records, or why they cannot be read, as Reads.java and librdkafka.py tell it."""
+    """Return {file stem: record values, or an error text} as Reads.java and librdkafka.py print them."""
     done = subprocess.run([*command, *map(str, paths)], capture_output=True, text=True, timeout=120, check=True)
-    told = map(json.loads, done.stdout.splitlines())
-    values = [each if isinstance(each, str) else [base64.b64decode(value) for value in each] for each in told]
+    results = map(json.loads, done.stdout.splitlines())
+    values = [each if isinstance(each, str) else [base64.b64decode(value) for value in each] for each in results]
     return dict(zip([path.stem for path in paths], values, strict=True))
 
 
-def test_what_javas_client_or_librdkafka_reads_is_read(tmp_path):
-    """Records that producers compressed in odd ways: kproxy reads the same values."""
+def test_batches_that_javas_client_or_librdkafka_reads_are_read(tmp_path):
+    """For records compressed in unusual ways kproxy reads the same values."""
     paths = []
     for name, (codec, change) in forms.CASES.items():
         paths.append(tmp_path / f"{name}.batch")

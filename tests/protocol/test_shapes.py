@@ -1,4 +1,4 @@
-"""What is remembered of a shape is what the plan itself would say, of any frame whatever."""
+"""A remembered shape gives the same result as its plan, for any frame."""
 
 import gzip
 import json
@@ -11,7 +11,7 @@ from kproxy.protocol import codec, shapes
 VECTORS = Path(__file__).parents[1] / "data" / "vectors-dev.jsonl.gz"
 
 
-def said(plan, frame):
+def outcome(plan, frame):
     try:
         return plan(frame, 4, len(frame))
     except Malformed as fault:
@@ -26,29 +26,29 @@ def answers():
                 yield vector["api_key"], vector["version"], bytearray.fromhex(vector["hex"])
 
 
-def test_every_change_of_a_remembered_answer_is_noticed():
-    """A byte that the plan looks at, changed, is read anew; the others may change as they like."""
+def test_every_change_of_a_remembered_response_is_noticed():
+    """A change of a byte that the plan reads triggers a new read; other bytes may change freely."""
     dice = random.Random(8)
     remembered = noticed = skipped = 0
     for api_key, version, frame in answers():
         plan = codec.response_scan(api_key, version)
         alike = shapes.remembered(plan)
         for _ in range(shapes.LEARN_EVERY):
-            assert said(alike, frame) == said(plan, frame)
+            assert outcome(alike, frame) == outcome(plan, frame)
         for pos in dice.sample(range(4, len(frame)), min(40, len(frame) - 4)):
             changed = bytearray(frame)
             changed[pos] ^= dice.choice((1, 0x80, 0xFF))
-            expected = said(plan, changed)
-            assert said(alike, changed) == expected
-            noticed += expected != said(plan, frame)
-            skipped += expected == said(plan, frame)
+            expected = outcome(plan, changed)
+            assert outcome(alike, changed) == expected
+            noticed += expected != outcome(plan, frame)
+            skipped += expected == outcome(plan, frame)
         remembered += 1
     assert remembered > 1000
     assert noticed > 1000
     assert skipped > 1000
 
 
-def test_an_answer_like_the_last_is_not_read_again():
+def test_a_response_with_the_same_shape_is_not_read_again():
     reads = 0
     scan = codec.response_scan(0, 13)
 
@@ -81,11 +81,11 @@ def test_memory_is_bounded():
     many = codec.encode_response(3, 12, {"correlationId": 1}, {"topics": [{"name": "t"}] * 1000})
     for _ in range(3 * shapes.LEARN_EVERY):
         assert alike(many, 4, len(many)) == plan(many, 4, len(many))
-    assert len(many) - 4 not in cells  # it would be too many fields
+    assert len(many) - 4 not in cells  # too many fields
 
 
 def reads(ranges, times, end=200):
-    """How often a plan of so many reads runs, of so many calls with the same frame of 200 bytes."""
+    """Return how often a plan that reads these positions runs in `times` calls with the same frame."""
     ran = 0
 
     def plan(buffer, start, end):
@@ -100,8 +100,8 @@ def reads(ranges, times, end=200):
     return ran
 
 
-def test_a_shape_has_so_many_ranges_and_no_byte_behind_its_frame():
-    """The frame of the 64th miss is read twice, and then no more."""
+def test_a_shape_has_a_limited_number_of_ranges_within_its_frame():
+    """The frame of the 64th miss is read twice, and not again."""
     times = 3 * shapes.LEARN_EVERY
     learnt, never = shapes.LEARN_EVERY + 1, times
     assert reads([2 * number for number in range(shapes.FIELDS)], times) == learnt
@@ -111,11 +111,11 @@ def test_a_shape_has_so_many_ranges_and_no_byte_behind_its_frame():
     assert reads([0], shapes.LEARN_EVERY - 1) == shapes.LEARN_EVERY - 1
 
 
-def test_what_is_not_wanted_is_malformed_and_never_remembered():
-    """Of small answers only those without an error are wanted: any other is read again, by who can tell more."""
+def test_an_unwanted_result_raises_and_is_never_remembered():
+    """The caller wants small responses without an error; it reads any other with a full plan."""
     scan = codec.response_scan(12, 4)
     alike = shapes.remembered(scan, lambda found: not found[2])
     frames = {code: codec.encode_response(12, 4, {"correlationId": 1}, {"errorCode": code}) for code in (0, 27)}
     for _ in range(3 * shapes.LEARN_EVERY):
         assert alike(frames[0], 4, len(frames[0])) == (0, 0, (), False)
-        assert said(alike, frames[27]) == "not what the caller wants"
+        assert outcome(alike, frames[27]) == "not what the caller wants"

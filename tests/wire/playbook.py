@@ -1,7 +1,7 @@
-"""A dialogue with a session: who sends what, and what comes of it.
+"""A dialogue with a session: bytes sent by each side, and the bytes and events that result.
 
-Times pass by one millisecond per step. What the session wants to send is joined per side, so that a playbook does not
-depend on how many pieces that took; the events are kept as they came.
+Each step takes one millisecond. Bytes that the session sends are joined per side, so that a playbook does not depend
+on the number of pieces; events keep their order.
 """
 
 from collections.abc import Iterable
@@ -53,7 +53,7 @@ class Dialogue:
     def __init__(self, interest: Interest | None = None, kind: type[Session] = Session, **settings: Any) -> None:
         self.session = kind(interest or Interest(), **settings)
         self.now = 0
-        self.calls = 0  # of `resume`
+        self.calls = 0  # number of calls of `resume`
         self.sent = {CLIENT: b"", BROKER: b""}
         self.events: list[Event] = []
 
@@ -64,7 +64,7 @@ class Dialogue:
             self.now += MS
             view = memoryview(bytearray(data[begin:end]))
             self._send(self.session.receive(side, view, self.now))
-            view[:] = b"\xaa" * len(view)  # whoever keeps a view of the shared buffer reads something else
+            view[:] = b"\xaa" * len(view)  # overwrite the shared buffer: a kept view would read other bytes
             self._resume()
         return self
 
@@ -74,7 +74,7 @@ class Dialogue:
         self._take()
 
     def _resume(self) -> None:
-        """Go on with what the session has put back, as long as it may."""
+        """Resume the session's backlogs while the pending limit allows."""
         backlog, pending = self.session.backlog, self.session.pending
         while backlog[BROKER] is not None or (backlog[CLIENT] is not None and len(pending) < LIMIT):
             side = CLIENT if backlog[BROKER] is None else BROKER

@@ -1,4 +1,4 @@
-"""Requests that are decided before they leave: forwarded, replaced, answered or refused, in order, over any split."""
+"""Requests decided before they are forwarded: passed, replaced, answered or refused, in order, at any split."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -19,17 +19,17 @@ DENIED = 29
 
 
 class Scripted:
-    """Decides by the correlation id; knows of no bytes."""
+    """Decides by correlation id alone."""
 
     def __init__(self, **decisions: Any) -> None:
         self.decisions = {int(name[1:]): decision for name, decision in decisions.items()}
-        self.by_header: set[int] = set()  # those that are forwarded without being held
+        self.by_header: set[int] = set()  # ids that are forwarded without being held
         self.frames: list[bytes] = []
         self.too_large_ids: list[int] = []
-        self.held: Interest | None = None  # answers are edited too
+        self.held: Interest | None = None  # if set, responses are edited too
         self.edited: list[bytes] = []
         self.edits: bytes | ProtocolError | None = None
-        self.slow: set[int] = set()  # those that are decided, and whose answers are edited, in slices
+        self.slow: set[int] = set()  # ids whose decision and edit take several slices
         self.slices = 3
 
     def _in_slices(self, what: Any, begun: memoryview) -> Iterator[None]:
@@ -79,7 +79,7 @@ _KINDS = ("pass", "forward", "header", "replace", "answer")
 
 
 @given(st.lists(st.sampled_from(_KINDS), min_size=1, max_size=12), st.data())
-def test_what_leaves_is_what_was_decided_in_order_over_any_split(kinds, data):
+def test_decided_requests_are_forwarded_in_order_at_any_split(kinds, data):
     authorizer = Scripted()
     authorizer.slow = data.draw(st.sets(st.integers(0, len(kinds) - 1)), "decided in slices")
     sent, to_broker, to_client = b"", b"", []
@@ -103,7 +103,9 @@ def test_what_leaves_is_what_was_decided_in_order_over_any_split(kinds, data):
     talk.client(sent, cuts)
     assert talk.sent[BROKER] == to_broker
     first = len(to_client) - next((at for at, kind in enumerate(kinds) if kind != "answer"), len(kinds))
-    assert talk.sent[CLIENT] == b"".join(to_client[: len(to_client) - first])  # what no older one waits before
+    assert talk.sent[CLIENT] == b"".join(
+        to_client[: len(to_client) - first]
+    )  # only responses without an older pending one
     of_broker = b"".join(frame for frame, kind in zip(to_client, kinds, strict=True) if kind != "answer")
     cuts = sorted(data.draw(st.sets(st.integers(1, max(len(of_broker) - 1, 1)), max_size=8), "cuts of answers"))
     if of_broker:
@@ -120,7 +122,7 @@ def test_what_leaves_is_what_was_decided_in_order_over_any_split(kinds, data):
     assert talk.session.completed == [len(kinds), len(kinds) - kinds.count("answer")]
 
 
-def test_nothing_of_an_undecided_request_leaves():
+def test_no_byte_of_an_undecided_request_is_forwarded():
     authorizer = Scripted(_1=answer(1))
     talk = Dialogue(interest(HEARTBEAT), authorizer=authorizer)
     frame = heartbeat(1)
@@ -142,7 +144,7 @@ def test_a_request_that_repeats_the_one_before_is_decided_again():
     assert len(authorizer.frames) == 3
 
 
-def test_what_cannot_be_held_closes_the_connection():
+def test_a_request_that_cannot_be_held_closes_the_connection():
     authorizer = Scripted()
     talk = Dialogue(interest(PRODUCE), authorizer=authorizer)
     size = (MAX_HELD_REQUEST + 1).to_bytes(4, "big")
@@ -162,7 +164,7 @@ def test_what_cannot_be_held_closes_the_connection():
     assert talk.session._interest.held._held_bytes == 0
 
 
-def test_a_client_that_goes_in_the_middle_gives_back_what_was_held():
+def test_a_client_that_disconnects_within_a_request_releases_the_held_bytes():
     talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted())
     talk.client(heartbeat(1)[:20])
     assert talk.session._interest.held._held_bytes == 20
@@ -170,7 +172,7 @@ def test_a_client_that_goes_in_the_middle_gives_back_what_was_held():
     assert talk.session._interest.held._held_bytes == 0
 
 
-def test_a_refusal_by_closing():
+def test_a_request_can_be_refused_by_closing_the_connection():
     talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted(_2=Close("no")))
     talk.client(heartbeat(1) + heartbeat(2) + heartbeat(3), [30])
     (fault,) = talk.faults
@@ -185,9 +187,9 @@ def test_an_unknown_api_is_decided_too():
     assert talk.sent[BROKER] == b"" and talk.faults[0].kind == "refused"
 
 
-@pytest.mark.parametrize("topics", [3, 9000])  # 9000: larger than any answer that is kept to be read
+@pytest.mark.parametrize("topics", [3, 9000])  # 9000: larger than any response that is kept for reading
 @pytest.mark.parametrize("rewrites", [True, False])
-def test_the_answer_of_a_decided_request_can_be_edited_before_addresses_are_replaced(topics, rewrites):
+def test_the_response_to_a_decided_request_can_be_edited_before_addresses_are_rewritten(topics, rewrites):
     of = Interest(rewrite=rewrites, authorizes=lambda key, version: key == METADATA)
     authorizer = Scripted()
     authorizer.held = of
@@ -210,8 +212,8 @@ def test_the_answer_of_a_decided_request_can_be_edited_before_addresses_are_repl
         transformed.clear()
 
 
-def test_an_answer_that_cannot_be_edited_does_not_leave():
-    of = Interest(authorizes=lambda key, version: key == METADATA)  # not even where nothing is rewritten
+def test_a_response_that_cannot_be_edited_is_not_forwarded():
+    of = Interest(authorizes=lambda key, version: key == METADATA)  # even without rewriting
     authorizer = Scripted()
     authorizer.held = of
     authorizer.edits = Malformed("cut short")
@@ -226,8 +228,8 @@ def test_a_session_that_authorizes_never_forwards_unread():
     assert talk.faults[0].fatal and talk.sent[BROKER] == b""
 
 
-def test_logins_without_a_certain_end_are_refused():
-    """Else a request with an odd client id would pass as a token, undecided."""
+def test_logins_without_a_fixed_number_of_tokens_are_refused():
+    """Otherwise a crafted request could pass as a token, undecided."""
     talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted())
     talk.client(b"\0\0\0\x10" + b"\x60" + b"t" * 15)
     (fault,) = talk.faults
@@ -239,21 +241,21 @@ def test_logins_without_a_certain_end_are_refused():
 
 
 @pytest.mark.parametrize("code", [0, DENIED])
-def test_an_answer_of_ours_is_the_frame_of_its_body_and_its_error_is_told(code: int) -> None:
+def test_kproxys_own_answer_has_the_frame_of_its_body_and_reports_its_error(code: int) -> None:
     pending = Dialogue().client(heartbeat(7)).session.pending
-    said = answered(pending[0], {"errorCode": code, "throttleTimeMs": 3})
-    assert said == Answer(response(HEARTBEAT, 4, 7, {"errorCode": code, "throttleTimeMs": 3}), (code,) if code else ())
+    found = answered(pending[0], {"errorCode": code, "throttleTimeMs": 3})
+    assert found == Answer(response(HEARTBEAT, 4, 7, {"errorCode": code, "throttleTimeMs": 3}), (code,) if code else ())
 
 
-def test_an_answer_of_ours_without_an_error_of_its_own_tells_none() -> None:
-    """A Metadata has one of each topic alone; a body may leave its own out."""
+def test_kproxys_own_answer_without_a_top_level_error_reports_none() -> None:
+    """A Metadata response has errors per topic only, and other bodies may omit theirs."""
     for key, body in ((METADATA, {"brokers": []}), (HEARTBEAT, {})):
         exchange = Exchange(interest().plan(key << 16 | 4), 7, 0, 0, 20, 0)
         assert answered(exchange, body) == Answer(response(key, 4, 7, body), ())
 
 
-def test_a_decision_costs_by_the_length_of_the_request_and_little_by_that_of_records() -> None:
-    """Four frames, one more for each 256 bytes, and for each 4 KiB of a Produce: how many are decided in a call."""
+def test_a_decision_costs_by_the_length_of_the_request_and_little_for_records() -> None:
+    """Cost: four frames, plus one for each 256 bytes, or for each 4 KiB of a Produce."""
     records = [{"name": "t", "partitionData": [{"index": 0, "records": bytes(4096)}]}]
     asked = {
         PRODUCE: partial(request, PRODUCE, 9, body={"acks": -1, "topicData": records}),
@@ -266,4 +268,4 @@ def test_a_decision_costs_by_the_length_of_the_request_and_little_by_that_of_rec
         talk.client(b"".join(map(ask, range(1, 45))))
         assert talk.session.completed[CLIENT] == 45 and not talk.faults
         calls[key] = 1 + talk.calls
-    assert calls == {PRODUCE: 4, METADATA: 11}  # 64 frames of work in each: 11 of six frames, and 4 of 21
+    assert calls == {PRODUCE: 4, METADATA: 11}  # a budget of 64 frames per call

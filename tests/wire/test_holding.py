@@ -1,4 +1,4 @@
-"""Requests that are decided in slices: the client's next bytes wait, the broker's side goes on, and all is counted."""
+"""Requests decided in slices: the client's next bytes wait, the broker's side continues, held bytes are counted."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def deciding(slices: int = 5, **settings):
 
 
 @pytest.mark.parametrize("cut", [len(heartbeat(2)), 20])
-def test_between_two_slices_answers_pass_and_no_further_request_is_read(cut):
+def test_between_two_slices_responses_pass_and_no_further_request_is_read(cut):
     talk, authorizer = deciding()
     talk.client(request(LIST_GROUPS, 4, 1, {}))
     session, later = talk.session, heartbeat(2) + heartbeat(3)
@@ -36,7 +36,7 @@ def test_between_two_slices_answers_pass_and_no_further_request_is_read(cut):
         if turn == 2:
             got = session.receive(BROKER, memoryview(response(LIST_GROUPS, 4, 1, {})), 3)
             assert [side for side, _ in got] == [CLIENT]
-    assert len(authorizer.frames) == 1  # of the third nothing was read
+    assert len(authorizer.frames) == 1  # the third is not read
     pieces += session.resume(CLIENT, 2)
     assert session.slow == (None, None) and session.states[CLIENT] != "framed, deciding"
     while session.backlog[CLIENT] is not None:
@@ -54,7 +54,7 @@ def test_the_owner_can_do_the_slices_itself():
     assert session.receive(CLIENT, memoryview(heartbeat(2)), 1) == []
     work = session.slow[CLIENT]
     assert work.step() is False
-    work.restart()  # from its begin, as if nothing had been done
+    work.restart()  # from the beginning
     assert [work.step() for _ in range(authorizer.slices + 1)] == [False] * authorizer.slices + [True]
     ((side, piece),) = session.resume(CLIENT, 2)
     assert side == CLIENT and bytes(piece) == answer(2).frame
@@ -63,7 +63,7 @@ def test_the_owner_can_do_the_slices_itself():
 
 
 @pytest.mark.parametrize("ends", ["client", "broker", "refused"])
-def test_whoever_ends_meanwhile_gives_back_what_is_held(ends):
+def test_a_connection_that_ends_during_a_decision_releases_held_bytes(ends):
     talk, authorizer = deciding()
     if ends == "refused":
         authorizer.decisions[2] = Close("no")
@@ -79,7 +79,7 @@ def test_whoever_ends_meanwhile_gives_back_what_is_held(ends):
     assert talk.sent[BROKER] == b""
 
 
-def test_without_room_it_is_refused():
+def test_a_request_beyond_the_held_budget_is_refused():
     talk, authorizer = deciding(held=HeldBudget(10))
     talk.client(heartbeat(2))
     assert talk.faults[0].kind == "held_too_many" and authorizer.too_large_ids == [2]
@@ -89,7 +89,7 @@ def test_without_room_it_is_refused():
 @pytest.mark.parametrize("slow", [True, False])
 @pytest.mark.parametrize("replaced", [True, False])
 def test_the_topics_of_a_large_held_request_are_walked_in_slices(slow, replaced):
-    """It arrives in parts, so that all of it is held."""
+    """It arrives in parts and is held whole."""
     talk, authorizer = deciding(details=True, detail=TOPICS)
     number = 2 if slow else 4
     topics = [
@@ -101,7 +101,7 @@ def test_the_topics_of_a_large_held_request_are_walked_in_slices(slow, replaced)
         authorizer.decisions[number] = Replace(frame[:-1] + b"x")
     calls = talk.calls
     talk.client(frame, [100_000])
-    assert talk.calls - calls > 10  # turns that others have
+    assert talk.calls - calls > 10  # other connections get turns in between
     assert talk.sent[BROKER] == (frame[:-1] + b"x" if replaced else frame)
     talk.broker(response(PRODUCE, 8, number, {"responses": []}))
     (exchange,) = talk.exchanges
@@ -111,8 +111,8 @@ def test_the_topics_of_a_large_held_request_are_walked_in_slices(slow, replaced)
 
 
 @pytest.mark.parametrize("waited_ns", [HELD_PATIENCE_NS - 1, HELD_PATIENCE_NS])
-def test_a_request_that_is_not_whole_for_long_makes_room_for_others(waited_ns):
-    """It ends its own connection. Before, and if it is complete by then, the one that needs room is closed."""
+def test_a_request_that_stays_incomplete_too_long_is_dropped_for_others(waited_ns):
+    """Its connection ends. If it is recent or complete, the connection that needs the budget is closed instead."""
     frame = heartbeat(1)
     for is_whole in (False, True):
         held = HeldBudget(len(frame))
@@ -140,7 +140,7 @@ def test_a_request_that_is_not_whole_for_long_makes_room_for_others(waited_ns):
 @pytest.mark.parametrize("cut", [None, 20])
 @pytest.mark.parametrize("key", [SASL_AUTHENTICATE, HEARTBEAT])
 def test_after_a_login_no_further_request_is_decided_in_the_same_call(key, cut, slow):
-    """The owner learns of it first: other rules may hold for who has logged in. So it is however the login arrives."""
+    """The owner must see the login first, as other rules may apply to the new principal, at any split."""
     authorizer = Scripted()
     authorizer.slow = {1} if slow else set()
     common = interest(SASL_AUTHENTICATE, HEARTBEAT)

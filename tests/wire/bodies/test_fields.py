@@ -8,8 +8,8 @@ from kproxy.wire import bodies
 from kproxy.wire.bodies import Wanted
 
 
-def test_which_answers_name_topics_beside_their_ids() -> None:
-    """They resolve the ids of bodies that identify topics by id alone, whether those came before or come later."""
+def test_responses_with_both_topic_names_and_ids_resolve_ids() -> None:
+    """They resolve ids for earlier and later bodies that identify topics by id alone."""
     apis = schema().apis
     naming = {
         api.name: [version for version in api.response.versions if bodies.names_topics(api.key, version)]
@@ -25,13 +25,13 @@ def test_which_answers_name_topics_beside_their_ids() -> None:
 
 
 @pytest.mark.parametrize("key", (3, 10, 60))
-def test_brokers_are_read_from_the_answers_that_list_them(key: int) -> None:
+def test_brokers_are_read_from_responses_that_list_them(key: int) -> None:
     for version in schema().apis[key].response.versions:
         assert bodies.names_brokers(key, version)
         path = address_path(key, version)
         node = "brokerId" if key == 60 else "nodeId"
         one = {node: 7, "host": "10.0.0.1", "port": 9092}
-        nobody = {node: -1, "host": "", "port": -1}  # as where there is no coordinator
+        nobody = {node: -1, "host": "", "port": -1}  # as in a response without a coordinator
         frame = codec.encode_response(key, version, {"correlationId": 1}, {path: [nobody, one]} if path else one)
         found = bodies.body_reader(key, version, "response", bodies.BATCHES)(frame, 4, len(frame))
         walker = bodies.BodyWalker(key, version, detail=bodies.ERRORS)
@@ -40,12 +40,12 @@ def test_brokers_are_read_from_the_answers_that_list_them(key: int) -> None:
         walker.finish()
         assert walker.fault is None
         assert found.brokers == walker.brokers == {("10.0.0.1", 9092): 7}
-        if not bodies.names_topics(key, version):  # of sums, records are wanted and nobody's address
+        if not bodies.names_topics(key, version):  # the detail SUMS reads no addresses
             assert not bodies.body_reader(key, version, "response", bodies.SUMS)(frame, 4, len(frame)).brokers
 
 
-def test_only_an_answer_to_metadata_has_topics_behind_its_brokers() -> None:
-    """In version 0 at once, later behind other fields."""
+def test_only_metadata_responses_have_topics_after_their_brokers() -> None:
+    """In version 0 directly, in later versions after other fields."""
     answers = [(api, version) for api in schema().apis.values() if api.response for version in api.response.versions]
     assert {(api.name, bodies.head_array(api.key, version)) for api, version in answers} == {
         ("Metadata", "brokers"),
@@ -53,8 +53,8 @@ def test_only_an_answer_to_metadata_has_topics_behind_its_brokers() -> None:
     }
 
 
-def test_what_was_deleted_is_read_from_the_answers_that_say_so() -> None:
-    """With the error of what was not."""
+def test_deletions_are_read_from_responses_without_an_error() -> None:
+    """Each response also has an entry that failed."""
     ids = [UUID(int=4), UUID(int=5)]
     partitions = [{"partitionIndex": 3}, {"partitionIndex": 4, "errorCode": 86}]
     for key, body, deleted in (
@@ -71,9 +71,9 @@ def test_what_was_deleted_is_read_from_the_answers_that_say_so() -> None:
             assert bodies.body_reader(key, version, "response", bodies.SUMS)(frame, 4, len(frame)).deleted == deleted
 
 
-def test_what_a_request_asks_for_is_read_where_its_answer_depends_on_it() -> None:
+def test_request_fields_that_change_the_meaning_of_the_response_are_read() -> None:
     latest = {"partitionIndex": 3, "timestamp": -1}, {"partitionIndex": 4, "timestamp": -2}
-    for key, body, said in (
+    for key, body, expected in (
         (1, {"rackId": "r1"}, {"has_rack": True}),
         (1, {"rackId": ""}, {"has_rack": False}),
         (2, {"isolationLevel": 1, "topics": [{"name": "t", "partitions": latest}]}, {"latest": [("t", 3)]}),
@@ -85,10 +85,10 @@ def test_what_a_request_asks_for_is_read_where_its_answer_depends_on_it() -> Non
         header = {"requestApiKey": key, "requestApiVersion": version, "correlationId": 1, "clientId": "c"}
         frame = codec.encode_request(header, body)
         found = bodies.body_reader(key, version, "request", bodies.SUMS)(frame, 8, len(frame))
-        assert {name: getattr(found, name) for name in said} == said
+        assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_offsets_are_read_where_sums_are_wanted_since_lag_needs_them() -> None:
+def test_the_detail_sums_reads_offsets_because_lag_needs_them() -> None:
     apis = ("Fetch", "ListOffsets", "OffsetCommit", "OffsetFetch", "TxnOffsetCommit")
     assert {
         (api.name, side)

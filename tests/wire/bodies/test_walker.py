@@ -18,7 +18,7 @@ from tests.wire.bodies.walking import CARRIERS, DETAILED, LAYOUTS, check_whole, 
 
 
 def check_hidden(layout: Layout, before: bytes, after: bytes) -> None:
-    """Only the addresses are gone, at the same size, under one unknown tag."""
+    """Check that only the addresses are hidden, under one unknown tag, and that the size is unchanged."""
     assert len(after) == len(before)
     header, was = layout.decode(before)
     again, now = layout.decode(after)
@@ -32,7 +32,7 @@ def check_hidden(layout: Layout, before: bytes, after: bytes) -> None:
     assert now == was
 
 
-def test_every_answer_is_walked_as_it_is_scanned() -> None:
+def test_walking_a_response_gives_the_same_as_scanning_it() -> None:
     for layout, frame, _, said in vectors():
         if layout.side == "response" and (layout.api_key != 18 or frame[4:6] != b"\0\x23"):
             want = codec.response_scan(layout.api_key, layout.version)(frame, 4, len(frame))
@@ -74,12 +74,12 @@ def test_any_split_of_any_body(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("layout", [each for each in CARRIERS if each.api_key == 1], ids=repr)
-def test_addresses_under_a_tag_that_is_needlessly_long_do_not_slip_past(layout: Layout) -> None:
-    """To hide a tag changes the one byte of its number, so more bytes are a fault, whatever the split."""
-    told = layout.encode({"nodeEndpoints": [{"nodeId": 1, "host": "broker", "port": 9092}]})
+def test_addresses_under_an_overlong_tag_varint_are_not_forwarded(layout: Layout) -> None:
+    """Hiding changes the one byte of the tag number, so a longer varint is a fault at any split."""
+    named = layout.encode({"nodeEndpoints": [{"nodeId": 1, "host": "broker", "port": 9092}]})
     plain = layout.encode({})
-    assert plain.endswith(b"\0") and told.startswith(plain[:-1] + b"\1\0")  # one tagged field, number 0
-    frame = plain[:-1] + b"\1\x80\0" + told[len(plain) + 1 :]
+    assert plain.endswith(b"\0") and named.startswith(plain[:-1] + b"\1\0")  # one tagged field, number 0
+    frame = plain[:-1] + b"\1\x80\0" + named[len(plain) + 1 :]
     assert layout.decode(frame)[1]["nodeEndpoints"][0]["host"] == "broker"
     for seed in range(4):
         walker, _ = walk(layout, frame, random_sizes(seed), neutralise=True)
@@ -93,7 +93,7 @@ def test_addresses_under_a_tag_that_is_needlessly_long_do_not_slip_past(layout: 
     "tags", [{}, {200: b"x" * 200}, dict.fromkeys(range(200, 327), b""), dict.fromkeys(range(200, 400), b"z")]
 )
 def test_hiding_at_every_size(layout: Layout, tags: dict[int, bytes]) -> None:
-    """Lengths around those where a varint grows, and a tag count that grows by ours."""
+    """Lengths around those where a varint grows, and where the added tag makes the tag count grow."""
     for size in (*range(5), *range(105, 130), 16300, *range(16360, 16390)):
         body = {"nodeEndpoints": [{"nodeId": 1, "host": "h" * size, "port": 9092}]}
         if tags:
@@ -108,8 +108,8 @@ def test_hiding_at_every_size(layout: Layout, tags: dict[int, bytes]) -> None:
 
 
 @pytest.mark.parametrize("layout", CARRIERS, ids=repr)
-def test_what_is_stepped_over_before_the_tail(layout: Layout) -> None:
-    """The hiding begins where the addresses do, even if that lies some chunks ahead of what the walk has seen."""
+def test_hiding_starts_at_the_addresses_beyond_skipped_fields(layout: Layout) -> None:
+    """Hiding starts at the addresses, even if they begin some chunks after the skipped field."""
     topics = [{"topicId": UUID(int=7), "_tags": {9: b"x" * 30}}]
     frame = layout.encode({"responses": topics, "nodeEndpoints": [{"host": "h" * 9}], "_tags": {5: b"y" * 30}})
     for size in range(1, len(frame)):
@@ -119,7 +119,7 @@ def test_what_is_stepped_over_before_the_tail(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("version", schema().apis[3].response.versions)
-def test_the_head_of_an_answer_is_completed_to_one_that_is_empty_behind_it(version: int) -> None:
+def test_the_head_of_a_response_is_completed_with_empty_fields(version: int) -> None:
     layout = Layout(schema().apis[3].response, version, 3, "response")
     brokers = [{"nodeId": 7, "host": "h" * 300, "port": 9092}]
     whole = layout.encode({"brokers": brokers, "topics": [{"name": "t", "partitions": [{}]}]})
@@ -139,7 +139,7 @@ def large(layout: Layout, endpoints: int) -> bytes:
 
 
 @pytest.mark.parametrize("layout", CARRIERS, ids=repr)
-def test_a_large_answer(layout: Layout) -> None:
+def test_addresses_of_a_large_response_are_hidden(layout: Layout) -> None:
     frame = large(layout, 3)
     for size in (65536, 1000):
         walker, sent = walk(layout, frame, iter(lambda size=size: size, None), neutralise=True)
@@ -148,7 +148,7 @@ def test_a_large_answer(layout: Layout) -> None:
         check_hidden(layout, frame, sent)
 
 
-def test_a_tail_that_is_too_long_is_a_fault_and_does_not_leave() -> None:
+def test_a_tail_that_is_too_long_is_a_fault_and_is_not_forwarded() -> None:
     layout = CARRIERS[-1]
     frame = large(layout, 5000)
     walker, sent = walk(layout, frame, iter(lambda: 10_000, None), neutralise=True)
@@ -158,7 +158,7 @@ def test_a_tail_that_is_too_long_is_a_fault_and_does_not_leave() -> None:
     assert (walker.fault, sent) == (None, frame)
 
 
-def test_a_tail_may_have_64_kib_and_not_a_byte_more() -> None:
+def test_a_tail_may_have_exactly_64_kib() -> None:
     layout = CARRIERS[-1]
     frame = large(layout, 5000)
     begin = frame.index(b"broker.example") - 50
@@ -198,7 +198,7 @@ def test_memory_does_not_grow_with_the_body() -> None:
 
 
 @pytest.mark.parametrize("neutralise", [False, True])
-def test_a_body_that_is_cut_is_a_fault_at_its_end(neutralise: bool) -> None:
+def test_a_truncated_body_is_a_fault_at_its_end(neutralise: bool) -> None:
     for layout, frame, _, _ in vectors():
         if layout in LAYOUTS:
             for cut in range(4, len(frame), 1 + len(frame) // 40):
@@ -206,8 +206,8 @@ def test_a_body_that_is_cut_is_a_fault_at_its_end(neutralise: bool) -> None:
                 assert walker.fault is not None
 
 
-def test_harmed_bodies() -> None:
-    """A harmed body is a fault or is read; nothing else is raised, no split changes it, and no address gets out."""
+def test_damaged_bodies_are_read_or_a_fault_at_any_split() -> None:
+    """Nothing else is raised, the split makes no difference, and no address is forwarded."""
     dice = random.Random(4)
     known = {layout: schema().apis[layout.api_key].response for layout in LAYOUTS}
     for layout, frame, _, _ in vectors():
@@ -236,8 +236,8 @@ def test_harmed_bodies() -> None:
                     continue  # not UTF-8, a tag twice: no client reads addresses from it
 
 
-def test_a_checksum_is_that_of_every_byte_that_passed() -> None:
-    """Of batches of each magic, larger than any chunk: one bit is enough, wherever it is."""
+def test_a_checksum_covers_every_byte_of_a_batch() -> None:
+    """One flipped bit anywhere invalidates a batch of any magic that spans several chunks."""
     dice = random.Random(2)
     layout = Layout(schema().apis[1].response, 12, 1, "response")
     value = dice.randbytes(1000)
@@ -260,8 +260,8 @@ def test_a_checksum_is_that_of_every_byte_that_passed() -> None:
                 assert [batch.crc_valid for batch in batches] == [each != number for each in range(3)]
 
 
-def test_harmed_details() -> None:
-    """Nothing but a fault comes of harmed bytes, and the split does not matter."""
+def test_damaged_details_are_read_or_a_fault_at_any_split() -> None:
+    """Damaged bytes give at most a fault, the same at any split."""
     dice = random.Random(8)
     for layout, frame, _, _ in vectors():
         if layout not in DETAILED:

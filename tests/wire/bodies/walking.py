@@ -1,4 +1,4 @@
-"""What the tests of bodies share: feeding a body in pieces, and what it contains according to a complete decode."""
+"""Helpers for tests of bodies: feed a body in pieces, and compute its contents from a complete decode."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ DETAILED = [layout for layout in layouts() if layout.api_key in (0, 1, 2, 8, 9, 
 
 
 def walk(layout: Layout, frame: bytes, sizes, neutralise: bool = False) -> tuple[BodyWalker, bytes]:
-    """Feed a frame's body in chunks of these sizes, each in the middle of a buffer; also what would be sent on."""
+    """Feed a frame's body in chunks, each in the middle of a buffer; return the walker and the bytes to forward."""
     walker = BodyWalker(layout.api_key, layout.version, neutralise=neutralise)
     sent = bytearray(frame[:4])
     pos = 4
@@ -57,7 +57,7 @@ def details(layout: Layout, frame: bytes, sizes, detail: int) -> tuple[BodyWalke
     pos = layout.start
     while pos < len(frame):
         size = next(sizes)
-        part = frame[pos : pos + size]  # nothing of what came before is still there
+        part = frame[pos : pos + size]  # earlier bytes are gone
         more = frame[pos + size : pos + size + next(sizes)] if pos % 2 else b""
         piece = memoryview(b"\xff\x01" + part + more + b"\x00\xff")
         walker.feed(piece, 2, 2 + len(part), 2 + len(part) + len(more))
@@ -71,7 +71,7 @@ def details(layout: Layout, frame: bytes, sizes, detail: int) -> tuple[BodyWalke
 
 
 def expected_details(layout: Layout, body: dict) -> tuple[list[dict], list]:
-    """By the whole decode; the names of the fields are spelled out here once more, on purpose."""
+    """Return partitions and batches from the complete decode; field names are repeated here on purpose."""
     partitions, batches = [], []
     for group in body.get("groups") or [body]:
         for topic in group.get("topics") or group.get("topicData") or group.get("responses") or []:
@@ -82,9 +82,9 @@ def expected_details(layout: Layout, body: dict) -> tuple[list[dict], list]:
             }
             for key in ("partitions", "partitionData", "partitionResponses"):
                 for one in topic.get(key, ()):
-                    said = expected_partition(layout, one)
-                    partitions.append(about | said[0])
-                    batches += said[1]
+                    partition, found = expected_partition(layout, one)
+                    partitions.append(about | partition)
+                    batches += found
     return partitions, batches
 
 
@@ -108,7 +108,7 @@ def expected_partition(layout: Layout, one: dict) -> tuple[dict, list]:
         pass
     headers = [header for header, _ in found]
     counts = [header.record_count for header in headers if not header.is_control]
-    said = {
+    partition = {
         "partition": first("index", "partition", "partitionIndex"),
         "error_code": first("errorCode", default=None),
         "offset": first("fetchOffset", "baseOffset", "committedOffset", "offset"),
@@ -126,7 +126,7 @@ def expected_partition(layout: Layout, one: dict) -> tuple[dict, list]:
         "last_offset": headers[-1].last_offset if headers else -1,
         "max_timestamp": max([-1, *(header.max_timestamp for header in headers)]),
     }
-    return said, found
+    return partition, found
 
 
 def check_details(layout: Layout, frame: bytes, body: dict, seeds) -> int:
@@ -163,7 +163,7 @@ def check_sums(layout: Layout, frame: bytes, partitions: list, sizes) -> None:
 
 
 def check_whole(layout: Layout, frame: bytes, walker: BodyWalker, partitions: list, batches: list, detail: int) -> None:
-    """A body that is wholly there gives what its pieces give."""
+    """Check that a complete body gives the same result as its pieces."""
     read = bodies.body_reader(layout.api_key, layout.version, layout.side, detail)
     try:
         found = read(memoryview(b"\xff" + frame + b"\xff\x00"), 1 + layout.start, 1 + len(frame))
