@@ -1,4 +1,4 @@
-"""Who may ask the admin port what: over real HTTP, with a token and without, from here and as a browser would."""
+"""Access to the admin port over real HTTP: with and without a token, from this machine and from browsers."""
 
 import asyncio
 import json
@@ -86,7 +86,7 @@ def test_without_a_token_this_machine_may_ask_and_act_but_no_web_page():
 
 
 @pytest.mark.parametrize("name", ["evil.example", "evil.example:9600", "localhost.evil.example", "[evil]:1"])
-def test_a_foreign_name_that_leads_here_is_refused(name):
+def test_a_foreign_host_name_that_resolves_to_this_machine_is_refused(name):
     async def main():
         async with serving() as (http, url, done):
             for path in EVERYWHERE:
@@ -153,7 +153,7 @@ def test_a_listed_name_leads_here_over_loopback_too_as_through_a_reverse_proxy()
 
 
 @pytest.mark.parametrize("wrong", ["http://kproxy.example.com", "kproxy.example.com:9600", "*.example.com", " "])
-def test_what_is_no_name_is_refused_as_one(wrong):
+def test_an_invalid_host_name_is_refused(wrong):
     flags = {"listen": f"{HOST}:9092", "bootstrap": "kafka:9092", "admin_hosts": wrong}
     if wrong.strip():
         with pytest.raises(ConfigError, match="without scheme and port"):
@@ -177,7 +177,7 @@ def test_names_and_numbers_of_this_machine_are_ours():
         assert not _is_ours(host), host
 
 
-def test_with_a_token_nothing_is_told_without_it_but_health_and_readiness(tmp_path):
+def test_requests_without_the_token_get_only_health_and_readiness(tmp_path):
     async def main():
         async with serving(guard=Guard(token_of(tmp_path))) as (http, url, done):
             for path in EVERYWHERE:
@@ -233,7 +233,7 @@ def test_a_kproxy_with_no_token_in_its_file_does_not_start(text, tmp_path):
         Token(tmp_path / "token")
 
 
-def test_who_is_not_on_this_machine_may_not_act_without_a_token():
+def test_without_a_token_other_machines_may_not_act():
     own = next((host for host in _own_addresses() if not host.startswith("127.")), None)
     if own is None:
         pytest.skip("this machine has no address but loopback")
@@ -285,7 +285,7 @@ def test_the_admin_address_is_a_port_or_host_and_port():
             load(flags=flags | {"admin": wrong}) if wrong else load(flags=flags | {"admin": "localhost"})
 
 
-def test_whatever_body_is_posted_there_is_an_answer_that_says_what_is_wrong():
+def test_any_posted_body_gets_an_answer_that_names_the_error():
     chance = random.Random(7)
     good = b'{"level": "debug", "connection": 1}'
     bodies = [b"", b"null", b"[]", b"{}", b'"x"', b"{" * 5000, b'{"a": {}}', b'{"a": NaN}', b"\xff\xfe", good]
@@ -312,7 +312,7 @@ def test_whatever_body_is_posted_there_is_an_answer_that_says_what_is_wrong():
     run(main())
 
 
-def test_what_is_posted_to_a_kproxy_never_ends_it():
+def test_no_posted_body_ends_kproxy():
     chance = random.Random(11)
     values = ["", "x", "-1", "1", 1, 1e9, 1 << 70, "yes", "☃", "default", "debug", None, [], "127.0.0.1", "a" * 1000]
     names = ["connection", "client", "cluster", "all", "level", "seconds", "frames", "bytes"]

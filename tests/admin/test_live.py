@@ -27,7 +27,7 @@ def of_heartbeats(answer):
     return [row[3:] for row in answer["totals"] if row[2] == "Heartbeat"]
 
 
-def test_the_answer_is_what_was_counted_and_then_only_what_is_new(monkeypatch):
+def test_the_first_answer_has_all_counts_and_later_ones_only_changes(monkeypatch):
     monkeypatch.setattr(figures, "STEP_S", 0.05)
     monkeypatch.setattr(asked_live, "LEAST_S", 0.0)
     monkeypatch.setattr(asked_live, "SHARE", 0)
@@ -49,7 +49,7 @@ def test_the_answer_is_what_was_counted_and_then_only_what_is_new(monkeypatch):
             later = await asked(http, "/api/live", after=seen, series=names, groups=1)
             assert all(sample["n"] > seen for sample in later["samples"])
             assert (later["first_series"], later["series"]) == (names, [])
-            # Who knows more than there is has seen a former process: everything again.
+            # A client with a higher sample number saw a former process: it gets everything again.
             again = await asked(http, "/api/live", after=1_000_000, series=500, groups=7)
             assert again["first_series"] == 0 and again["samples"][0]["n"] == 1
             added = sum(row[1] for sample in again["samples"] for row in sample["s"])
@@ -90,7 +90,7 @@ def gathering(metrics, asked=None):
     return gather
 
 
-def test_many_askers_share_one_answer_and_a_costly_one_is_given_for_longer():
+def test_clients_share_one_answer_and_a_costly_one_is_reused_for_longer():
     gathered = []
     metrics = Metrics()
     connected(metrics).events([exchange(PRODUCE, MS)])
@@ -124,7 +124,7 @@ def test_a_fault_while_counting_costs_a_sample_and_not_the_history(monkeypatch, 
 
     async def test():
         sampling = asyncio.create_task(answers.run())
-        while faults or answers._history.last < 4:  # noqa: ASYNC110 (nothing tells of a sample)
+        while faults or answers._history.last < 4:  # noqa: ASYNC110 (there is no event for a sample)
             await asyncio.sleep(0.01)
         sampling.cancel()
 
@@ -133,7 +133,7 @@ def test_a_fault_while_counting_costs_a_sample_and_not_the_history(monkeypatch, 
     assert "no sample for the history" in caplog.text
 
 
-def test_of_more_totals_than_an_answer_has_the_sums_are_there(monkeypatch):
+def test_totals_beyond_the_limit_of_an_answer_are_summed(monkeypatch):
     monkeypatch.setattr(asked_live, "LEAST_S", 0.0)
     monkeypatch.setattr(asked_live, "SHARE", 0)
     metrics = Metrics()

@@ -1,4 +1,4 @@
-"""Who has a turn for a TLS handshake, and who waits."""
+"""Turns for TLS handshakes: order and limits."""
 
 import asyncio
 from contextlib import suppress
@@ -15,7 +15,7 @@ async def settled() -> None:
 
 
 def turns(*hosts: str, most: int = 100) -> list[str]:
-    """Who had a turn, in order, of those that ask at once; one that is refused is in capitals."""
+    """Let hosts ask at once; return them in the order of their turns, refused ones in capitals."""
     order: list[str] = []
 
     async def one(here: Openings, host: str) -> None:
@@ -35,24 +35,24 @@ def turns(*hosts: str, most: int = 100) -> list[str]:
     return order
 
 
-def test_addresses_have_turns_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_alternate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openings, "EVERY_S", 0.001)
     assert turns("a", "a", "a", "a", "b", "c", "b") == ["a", "a", "b", "c", "a", "b", "a"]
 
 
-def test_addresses_of_one_ipv6_network_have_turns_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_of_one_ipv6_network_share_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openings, "EVERY_S", 0.001)
     many = [f"2001:db8::{number}" for number in range(1, 5)]
     assert turns(*many, "2001:db8:1::1") == [*many[:2], "2001:db8:1::1", *many[2:]]
 
 
-def test_beyond_the_bound_the_newest_of_the_address_with_most_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_the_limit_the_newest_of_the_address_with_most_waiting_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openings, "EVERY_S", 0.001)
     order = turns("a", "a", "a", "a", "b", "c", most=3)
     assert sorted(order) == ["A", "A", "a", "a", "b", "c"]
 
 
-def test_the_next_one_waits_for_its_time_and_those_that_have_gone_take_no_turn() -> None:
+def test_clients_that_left_take_no_turn() -> None:
     async def test() -> None:
         here = Openings(10)
         await here.turn("a")

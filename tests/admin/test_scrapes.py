@@ -1,4 +1,4 @@
-"""Scrapes: how many are rendered for how many who ask, and when."""
+"""Scrapes: how many are rendered for simultaneous clients, and when."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ class Rendering:
         assert await asyncio.to_thread(self.began.acquire, timeout=60)
 
 
-def test_who_asks_while_one_is_rendered_shares_the_next_one():
+def test_clients_that_ask_during_a_scrape_share_the_next_one():
     rendering = Rendering()
 
     async def main():
@@ -51,7 +51,7 @@ def test_who_asks_while_one_is_rendered_shares_the_next_one():
     assert rendering.asked == ["", "", "application/openmetrics-text"]
 
 
-def test_whatever_clients_say_that_they_accept_there_are_two_formats():
+def test_there_are_two_formats_for_any_accept_header():
     rendering = Rendering()
 
     async def main():
@@ -71,7 +71,7 @@ def test_whatever_clients_say_that_they_accept_there_are_two_formats():
     assert asyncio.run(main()) == [b"1", b"2"]
 
 
-def test_between_two_is_a_rest_as_long_as_the_first_took():
+def test_the_pause_between_two_scrapes_is_as_long_as_the_first_took():
     rendering = Rendering()
 
     async def main():
@@ -89,7 +89,7 @@ def test_between_two_is_a_rest_as_long_as_the_first_took():
     assert rendering.rests == [2.0]  # 3 s less the second that nobody asked; then 5 s are longer than the 2 s
 
 
-def test_one_who_leaves_takes_nothing_from_the_others_and_a_failure_is_of_one_scrape():
+def test_a_client_that_leaves_does_not_affect_others_and_a_failure_affects_one_scrape():
     rendering = Rendering()
 
     async def main():

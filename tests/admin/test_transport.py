@@ -1,4 +1,4 @@
-"""Connections of the admin port over TLS: no peer takes the loop for long, and answers arrive whole."""
+"""TLS connections of the admin port: no peer blocks the loop for long, and responses arrive complete."""
 
 import asyncio
 import ctypes
@@ -67,7 +67,7 @@ def renews(port, asks, stop, sent):
 
 @pytest.mark.skipif(ctypes.util.find_library("ssl") is None, reason="needs libssl: Python asks for no new keys")
 @pytest.mark.parametrize("asks", [0, 1])
-def test_a_client_that_renews_its_keys_without_end_is_closed(authority, asks, monkeypatch):
+def test_a_client_that_renews_its_keys_endlessly_is_disconnected(authority, asks, monkeypatch):
     """Each new key takes 0.1 to 0.2 ms of the loop, and 16 KiB have 600 of them."""
     monkeypatch.setattr("kproxy.admin.connections.REQUEST_S", 600.0)
     stop, sent = threading.Event(), []
@@ -131,7 +131,7 @@ def test_many_requests_in_small_records_are_answered_in_order(authority):
     live(main())
 
 
-def test_what_is_refused_arrives_whole_though_more_was_sent_than_is_read(authority):
+def test_a_refusal_arrives_complete_although_more_was_sent_than_is_read(authority):
     async def main():
         async with serving(authority) as (admin, trusted):
             client = await connected(admin, trusted)
@@ -148,7 +148,7 @@ def test_what_is_refused_arrives_whole_though_more_was_sent_than_is_read(authori
 
 @pytest.mark.parametrize("how", ["end", "reset"])
 @pytest.mark.parametrize("says", [b"", HEALTH])
-def test_a_client_that_goes_leaves_its_place(authority, how, says):
+def test_a_client_that_disconnects_frees_its_slot(authority, how, says):
     async def main():
         async with serving(authority) as (admin, trusted):
             client = await connected(admin, trusted)
@@ -165,7 +165,7 @@ def test_a_client_that_goes_leaves_its_place(authority, how, says):
     live(main())
 
 
-def test_an_answer_ends_with_what_tls_says_at_its_end(authority):
+def test_a_response_ends_with_a_tls_close_notify(authority):
     async def main():
         async with serving(authority, lambda _: (b"x" * (1 << 20), "text/plain")) as (admin, trusted):
             client = await connected(admin, trusted)
@@ -176,7 +176,7 @@ def test_an_answer_ends_with_what_tls_says_at_its_end(authority):
     live(main())
 
 
-def test_who_writes_more_than_is_taken_is_paused_until_it_is(authority):
+def test_a_writer_is_paused_until_the_client_reads(authority):
     paused = []
 
     class Writer(asyncio.Protocol):

@@ -1,4 +1,4 @@
-"""Whose answer is made when, and what the loop does in between."""
+"""The order in which answers are built, and the turns of the loop in between."""
 
 import asyncio
 import time
@@ -42,7 +42,7 @@ def test_answers_are_made_one_at_a_time_and_each_is_followed_by_a_rest():
         assert clock.rests == [0.5, 0.25]
         clock.now += 1.0
         await turns.make(takes(0.5))
-        assert clock.rests == [0.5, 0.25]  # nobody waits where nothing was made of late
+        assert clock.rests == [0.5, 0.25]  # no rest if no answer was built recently
 
     asyncio.run(main())
 
@@ -60,7 +60,7 @@ def test_a_fault_leaves_the_turn_to_the_next():
     asyncio.run(main())
 
 
-def test_of_many_clients_that_ask_at_once_one_is_answered_in_a_turn_of_the_loop():
+def test_one_of_many_simultaneous_clients_is_answered_per_turn_of_the_loop():
     turns_of_loop = 0
     made = []
 

@@ -1,4 +1,4 @@
-"""The demo's client, where a connection ends at a bad time."""
+"""The demo's client when a connection ends at a bad moment."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -38,7 +38,7 @@ class _Refusing:
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_a_request_on_a_transport_that_is_closed_under_its_reader_fails_alone(run):
-    """Whatever moment between the transport's end and that of the reader task it is sent in."""
+    """For every moment of sending between the end of the transport and that of the reader task."""
 
     async def main():
         async with running(Cluster(topics={"orders": 1})) as cluster:
@@ -81,7 +81,7 @@ def test_a_write_that_fails_is_a_broker_that_went_and_waits_for_no_answer(fault,
 
 
 def test_a_producer_without_acks_learns_of_a_new_leader_from_the_connection_that_is_closed():
-    """There is no answer that could say it: without Metadata it would connect to the former leader again and again."""
+    """No response can report it: without Metadata the producer would reconnect to the former leader for ever."""
 
     async def main():
         async with running(Cluster(topics={"orders": 1})) as cluster:

@@ -1,4 +1,4 @@
-"""The miniature cluster before a real client, with kproxy between the two."""
+"""The miniature cluster with a real client through kproxy."""
 
 import asyncio
 import random
@@ -94,7 +94,7 @@ def consume(bootstrap, topic, count, **settings):
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_what_goes_in_through_kproxy_comes_out_again(compression):
+def test_records_produced_through_kproxy_are_consumed_unchanged(compression):
     values = [random.randbytes(random.randrange(3)) + b"value %d " % index * 20 for index in range(600)]
 
     def work(bootstrap):
@@ -238,7 +238,7 @@ def test_every_version_that_is_offered_is_served_and_names_no_broker_but_kproxy(
         b"\x00\x00\x00\x0a\x00\x03\x00\x09" + b"\xff" * 6,  # Metadata that does not decode
     ],
 )
-def test_what_a_broker_cannot_read_it_answers_by_closing(sent):
+def test_a_broker_closes_the_connection_on_unreadable_requests(sent):
     async def main():
         cluster = Cluster()
         await cluster.start()

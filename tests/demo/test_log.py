@@ -1,4 +1,4 @@
-"""A partition's log: offsets, what is refused and why, idempotence, and its bound."""
+"""A partition's log: offsets, error codes, idempotence, and its limit."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_batches_get_their_offsets_and_come_back_whole():
     assert refusal(lambda: log.read(-1, 1)) == OFFSET_OUT_OF_RANGE
 
 
-def test_waiters_hear_of_each_append_and_of_nothing_else():
+def test_waiters_wake_up_at_each_append_and_only_then():
     log = Log()
     heard = []
     log.waiters.add(lambda: heard.append(log.end_offset))
@@ -54,7 +54,7 @@ def test_waiters_hear_of_each_append_and_of_nothing_else():
     assert heard == [1, 2]
 
 
-def test_what_a_broker_refuses():
+def test_invalid_batches_get_the_error_codes_of_a_broker():
     log = Log()
     good = batch(b"value")
     flipped = bytearray(good)
@@ -92,7 +92,7 @@ def test_an_idempotent_producer_is_written_once_and_in_order():
     assert send(1, b"after", epoch=2) == 7
 
 
-def test_the_oldest_go_when_there_are_too_many():
+def test_the_oldest_batches_are_dropped_at_the_limit():
     log = Log()
     for _ in range(20):
         log.append(batch(bytes(RETENTION_BYTES // 10)), 0)
@@ -103,7 +103,7 @@ def test_the_oldest_go_when_there_are_too_many():
     assert refusal(lambda: log.read(log.start_offset - 1, 1)) == OFFSET_OUT_OF_RANGE
 
 
-def test_producers_that_are_remembered_are_bounded():
+def test_remembered_producers_are_bounded():
     log = Log()
     for producer_id in range(1000):
         log.append(batch(b"x", producer_id=producer_id, producer_epoch=0, base_sequence=0), 0)

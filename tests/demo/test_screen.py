@@ -1,4 +1,4 @@
-"""The demo's screen ends with whoever started it, however early that is, and leaves the terminal as it was."""
+"""The demo's screen ends when its parent ends, however early, and restores the terminal."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from kproxy.demo import screen
 
 
 @pytest.mark.parametrize("orders", [b"", json.dumps(["127.0.0.1:1", ["what this is"]]).encode() + b"\n"])
-def test_it_ends_with_its_orders(orders: bytes) -> None:
+def test_the_screen_ends_with_its_parent_and_restores_the_terminal(orders: bytes) -> None:
     theirs, ours = os.pipe()
     terminal, its_end = pty.openpty()
     command = [sys.executable, "-m", screen.__name__, str(theirs)]
@@ -24,12 +24,12 @@ def test_it_ends_with_its_orders(orders: bytes) -> None:
         os.close(its_end)
         os.write(ours, orders)
         os.close(ours)
-        said = b""
+        output = b""
         try:
             while chunk := os.read(terminal, 65536):
-                said += chunk
+                output += chunk
         except OSError:  # the other end is closed
             pass
         os.close(terminal)
         assert process.wait(60) == 0
-    assert said.count(b"\x1b[?1049h") == said.count(b"\x1b[?1049l")
+    assert output.count(b"\x1b[?1049h") == output.count(b"\x1b[?1049l")

@@ -26,7 +26,7 @@ class Watch:
         return self.seen.get((client_id, api), [])
 
 
-def test_everyone_does_what_he_is_there_for():
+def test_every_client_does_its_task():
     async def main():
         watch = Watch()
         cluster = Cluster(topics=traffic.TOPICS, quotas=traffic.QUOTAS)

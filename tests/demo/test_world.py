@@ -1,4 +1,4 @@
-"""The process of the cluster and its clients: what it says, and when it ends."""
+"""The process of the cluster and its clients: its reports and its end."""
 
 import json
 import socket

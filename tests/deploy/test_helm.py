@@ -46,7 +46,7 @@ def helm(*arguments: str | Path, check: bool = True, cwd: Path | None = None) ->
 
 
 def rendered(*arguments: str | Path, check: bool = True) -> dict[str, list[dict]]:
-    """What the chart makes of these values, by kind; the release is kp in the namespace gw."""
+    """Render the chart with these values; return the documents by kind (release kp, namespace gw)."""
     template = ("template", "kp", CHART, "--namespace", "gw", "--kube-version", KUBERNETES)
     documents = [one for one in yaml.safe_load_all(helm(*template, *arguments).stdout) if one]
     kinds: dict[str, list[dict]] = {}
@@ -67,11 +67,11 @@ def example(request):
     return request.param
 
 
-def test_it_has_nothing_for_lint_to_say(example):
+def test_helm_lint_reports_nothing(example):
     helm("lint", "--strict", CHART, "-f", example)
 
 
-def test_what_it_renders_is_valid(example):
+def test_the_rendered_manifests_are_valid(example):
     kinds = rendered("-f", example)
     assert {"ConfigMap", "Deployment", "Service"} <= set(kinds)
     assert ("PodDisruptionBudget" in kinds) == (kinds["Deployment"][0]["spec"]["replicas"] > 1)
@@ -114,7 +114,7 @@ def test_ports_probes_and_time_to_drain_fit_the_configuration(example, tmp_path)
     assert not pod["spec"]["automountServiceAccountToken"]
 
 
-def test_what_clients_are_told_is_a_service_that_leads_there(example, tmp_path):
+def test_advertised_addresses_are_services_that_route_to_kproxy(example, tmp_path):
     kinds = rendered("-f", example)
     (cluster,) = config_of(kinds, tmp_path).clusters
     (deployment,) = kinds["Deployment"]

@@ -1,4 +1,4 @@
-"""In short what `./dev fuzz` does a million times: kproxy reads requests as Kafka's own classes do, or refuses."""
+"""A short run of `./dev fuzz`: kproxy reads requests like Kafka's own classes, or refuses them."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ def test_names_are_read_as_kafka_reads_them_or_the_request_is_refused() -> None:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("lenient", "mutation"), [("sizes", "hide"), ("bits", "alias")])
-def test_a_lenient_reader_is_found_out(lenient: str, mutation: str) -> None:
+def test_a_lenient_reader_is_detected(lenient: str, mutation: str) -> None:
     """Tagged fields skipped by their sizes; tags of more bits than Java reads."""
     command = [sys.executable, "-m", "tests.fuzz.lenient", lenient]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)

@@ -1,4 +1,4 @@
-"""The bounds of histograms are part of the series' names: to change one breaks what was recorded with the old one."""
+"""Histogram bounds are part of the series: changing one breaks recorded queries and old data."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def test_every_histogram_of_times_has_the_bounds_that_it_always_had():
         ((4, 0, 0, 0), 0.5, 5.0),  # from 0 to the first bound
         ((0, 4, 0, 0), 0.25, 12.5),
         ((1, 0, 3, 0), 1.0, 40.0),
-        ((1, 1, 0, 2), 0.99, 40.0),  # above them all: the last bound is all that is known
+        ((1, 1, 0, 2), 0.99, 40.0),  # above all bounds: the last one is the best estimate
         ((1, 1, 0, 2), 0.5, 20.0),
     ],
 )

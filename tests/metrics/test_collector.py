@@ -1,4 +1,4 @@
-"""The exposition as a contract: names, types, labels, what exists at 0, its largest size, and its clock."""
+"""The exposition as a contract: names, types, labels, series that start at 0, its largest size, and its clock."""
 
 import time
 from itertools import pairwise
@@ -111,7 +111,7 @@ def test_every_family_has_the_labels_of_the_contract():
 
 
 def test_no_name_is_the_beginning_of_another_as_openmetrics_extends_it():
-    """A counter `x` has the sample `x_total`: a gauge `x` beside it would be the same family."""
+    """A counter `x` has the sample `x_total`: an additional gauge `x` would be the same family."""
     names = sorted(family.name for family in families(busy_metrics()))
     assert all(before != after for before, after in pairwise(names))
 

@@ -1,4 +1,4 @@
-"""Which reads of a connection are passed on to those that follow groups and bodies."""
+"""Which reads of a connection are passed to the observers of groups and bodies."""
 
 import pytest
 
@@ -45,12 +45,12 @@ def test_an_exchange_whose_frames_are_kept_is_passed_on_unless_it_is_small_and_s
 
 
 @pytest.mark.parametrize("side", ("request_body", "response_body"))
-def test_what_was_decoded_is_passed_on_with_all_of_its_read(side):
-    told = []
+def test_a_decoded_exchange_is_passed_on_with_its_whole_read(side):
+    observed = []
     connection = Metrics().connection(info(), "main", "1")
-    connection.tell(told.append)
+    connection.tell(observed.append)
     plain = exchange(Interest().plan(METADATA << 16 | 9))
     read: list[Exchange] = [plain, exchange(PRODUCE, **{side: Found()})]
     connection.events([plain])
     connection.events(read)
-    assert told == [read]
+    assert observed == [read]

@@ -1,4 +1,4 @@
-"""docs/metrics.md says what is exposed: every metric, its type, its labels and its HELP."""
+"""docs/metrics.md lists every metric with its type, labels and HELP."""
 
 import re
 from itertools import chain

@@ -37,7 +37,7 @@ def test_every_cause_of_an_end_is_listed():
     assert {cause for cause in plain if not cause.startswith("_")} <= set(known.DISCONNECT_CAUSES)
 
 
-def test_apis_are_called_as_kafka_calls_them():
+def test_apis_have_the_names_that_kafka_uses():
     apis = schema().apis.values()
     names = {api.name for api in apis}
     assert names >= known.EVERYDAY_APIS | set(known.HIDING_APIS)

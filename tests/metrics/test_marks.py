@@ -73,7 +73,7 @@ def test_a_point_replaces_the_later_offsets_that_are_not_later():
         marks.add(offset, at_s * S, 40 * S)
     marks.add(6, 30 * S, 40 * S)
     assert marks.points() == [(5, 10 * S), (6, 30 * S), (11, 40 * S)]
-    marks.add(6, 32 * S, 40 * S)  # of one offset the later time counts
+    marks.add(6, 32 * S, 40 * S)  # the later time of the same offset counts
     assert [marks.latest_ns(offset) for offset in (4, 5, 6, 10, 11)] == [None, 10 * S, 32 * S, 32 * S, 40 * S]
 
 

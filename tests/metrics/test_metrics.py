@@ -62,7 +62,7 @@ def exchange(plan, *, duration_ns=2 * MS, request_bytes=1000, response_bytes=100
     return exchange
 
 
-def test_an_answer_of_kproxys_own_is_neither_the_brokers_error_nor_its_time():
+def test_kproxys_own_answer_does_not_count_as_the_brokers_error_or_time():
     """As a session answers an ApiVersions newer than it reads."""
     metrics = Metrics()
     talk = Dialogue(Interest(rewrite=True), transform=lambda exchange, frame: None)
@@ -157,7 +157,7 @@ def busy_metrics():
 
 
 def followed():
-    """What another process has counted of groups and partitions."""
+    """Cells of groups and partitions counted by another process."""
     cells = InsightCells()
     group = cells.group("billing", time_ns())
     cells.rebalanced(group, "member_left", 3_000 * MS)
@@ -169,7 +169,7 @@ def followed():
 
 
 def consumed(now_ns, written_ms):
-    """A topic that is produced to and fetched from, and the offsets that a group commits, told by bodies."""
+    """Exchanges whose bodies produce to a topic, fetch from it, and commit offsets of a group."""
     body = Found()
     body.sums = [Sums("orders", None, 700, 2, 9, 1)]
     yield exchange(PRODUCE, request_start=now_ns, **answered_at(now_ns), request_body=body)
@@ -343,7 +343,7 @@ def test_events_of_one_read_count_as_those_of_many(exchanges):
     assert found == expected
 
 
-def test_a_peer_cannot_invent_series():
+def test_a_peer_cannot_create_unbounded_series():
     metrics = Metrics()
     connection = metrics.connection(info(), "main", "1")
     for number in range(100_000):
@@ -370,7 +370,7 @@ def test_a_peer_cannot_invent_series():
     assert not metrics.cluster("default").brokers["1"].by_plan
 
 
-def test_plans_made_anew_do_not_pile_up():
+def test_re_created_plans_do_not_accumulate():
     metrics = Metrics()
     connection = metrics.connection(info(), "main", "1")
     by_plan, most = metrics.cluster("default").brokers["1"].by_plan, 0

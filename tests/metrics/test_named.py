@@ -1,4 +1,4 @@
-"""What peers name: topics by name and by id, clients, and the cap on both."""
+"""Names from peers: topics by name and by id, clients, and the limits of both."""
 
 from base64 import urlsafe_b64encode
 from collections import Counter
@@ -21,7 +21,7 @@ PLAIN, ZIPPED, SMALL = write_batch(RECORDS), write_batch(RECORDS, codec=ZSTD), w
 
 
 def conversation(interest):
-    """One connection: what it produces, by name and by id, and what it fetches; a name that comes last."""
+    """One connection that produces by topic name and id and fetches; the name of an id comes last."""
     talk = Dialogue(interest)
     metrics = Metrics()
     talk.now = metrics.now_ns()
@@ -50,7 +50,7 @@ def conversation(interest):
     return talk, metrics, connection
 
 
-def test_topics_are_counted_under_their_names_whenever_those_are_told():
+def test_topics_are_counted_by_name_even_if_the_name_comes_last():
     _, metrics, _ = conversation(Interest(detail=TOPICS))
     found = scrape(metrics)
     unnamed = urlsafe_b64encode(INVOICES.bytes).decode().rstrip("=")
@@ -67,7 +67,7 @@ def test_topics_are_counted_under_their_names_whenever_those_are_told():
     assert found["kproxy_topic_records_total"] == {
         topic("orders", "request"): 10,
         topic("orders", "response"): 6,
-        topic("old", "request"): 0,  # a compressed message set does not tell
+        topic("old", "request"): 0,  # a compressed message set has no record count
         topic(unnamed, "response"): 3,
     }
     assert found["kproxy_topic_batches_total"] == {
@@ -79,18 +79,18 @@ def test_topics_are_counted_under_their_names_whenever_those_are_told():
     }
 
 
-def test_bodies_are_looked_at_only_where_that_is_asked_for():
+def test_bodies_are_read_only_at_a_sufficient_detail():
     talk, metrics, _ = conversation(Interest())
     assert not any("topic" in name for name in scrape(metrics))
     assert {(e.request_body, e.response_body) for e in talk.exchanges} == {(None, None)}
-    talk, _, _ = conversation(Interest(detail=TOPICS))  # metrics: only what carries records, consumers, and names
-    told = Counter(
+    talk, _, _ = conversation(Interest(detail=TOPICS))  # metrics: only bodies with records, consumers, or names
+    read = Counter(
         (e.plan.api, side)
         for e in talk.exchanges
         for side, body in (("request", e.request_body), ("response", e.response_body))
         if body is not None
     )
-    assert told == {
+    assert read == {
         ("Produce", "request"): 4,
         ("Produce", "response"): 3,
         ("Fetch", "request"): 1,
@@ -99,7 +99,7 @@ def test_bodies_are_looked_at_only_where_that_is_asked_for():
     }
 
 
-def test_a_client_is_told_of_while_it_is_there_and_for_a_while():
+def test_a_client_is_shown_while_it_is_connected_and_for_the_expiry_time():
     talk, metrics, connection = conversation(Interest())
     client = labels(cluster="default", client_id="shop", software_name="a-client", software_version="1.2")
     assert scrape(metrics)["kproxy_client_info"] == {client: 1}
@@ -116,10 +116,10 @@ def test_invented_clients_share_a_series():
     connection = metrics.connection(info(), "main", "1")
     now_ns = metrics.now_ns()
     connection.events([ClientNamed(f"c{number}" * 999, "n", "1", now_ns) for number in range(3 * MAX_CLIENTS)])
-    told = scrape(metrics)["kproxy_client_info"]
-    assert MAX_CLIENTS < len(told) <= 1.1 * MAX_CLIENTS + 1  # those that left are shown a little longer
-    assert labels(cluster="default", client_id=OTHER, software_name=OTHER, software_version=OTHER) in told
-    assert max(len(value) for pairs in told for _, value in pairs) < 300
+    shown = scrape(metrics)["kproxy_client_info"]
+    assert MAX_CLIENTS < len(shown) <= 1.1 * MAX_CLIENTS + 1  # replaced clients are shown a little longer
+    assert labels(cluster="default", client_id=OTHER, software_name=OTHER, software_version=OTHER) in shown
+    assert max(len(value) for pairs in shown for _, value in pairs) < 300
 
 
 def produced(topic, size, now_ns):
@@ -129,7 +129,7 @@ def produced(topic, size, now_ns):
     return exchange
 
 
-def test_who_is_gone_makes_room_and_is_counted_on_if_it_comes_back():
+def test_an_expired_topic_frees_its_place_and_its_counter_continues_if_it_returns():
     topics = Topics()
     topics.top = Top(2, TopicCells)
     topics.events([produced("a", 900, 0), produced("b", 10, EXPIRY_NS)])
@@ -138,5 +138,5 @@ def test_who_is_gone_makes_room_and_is_counted_on_if_it_comes_back():
     topics.events([produced("a", 1, later)])
     assert dict(topics.top.shown(later))["a"].request.bytes == 901
     much_later = 4 * EXPIRY_NS
-    topics.events([produced("c", 5, much_later)])  # a and b go, though both were larger, and nobody takes them over
+    topics.events([produced("c", 5, much_later)])  # a and b expire although both were larger
     assert [topic for topic, _ in topics.top.shown(much_later)] == ["c"]

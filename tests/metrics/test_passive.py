@@ -1,4 +1,4 @@
-"""What is counted of a passive kproxy begins at nothing and never goes back."""
+"""Counters of a passive kproxy begin at 0 and never fall."""
 
 from kproxy.metrics.passive import PassiveCells
 from kproxy.metrics.passive_families import passive_families
@@ -15,7 +15,7 @@ def test_findings_are_known_kinds_and_only_grow():
         assert cells.found() == {"gap": known, "stray": 0}
 
 
-def test_each_figure_stands_under_its_name():
+def test_each_value_is_exposed_under_its_name():
     cells = PassiveCells("eth0", ["gap"])
     one = cells.interfaces["eth0"]
     one.packets, one.dropped, one.is_up = 11, 12, True

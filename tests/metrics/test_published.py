@@ -1,4 +1,4 @@
-"""What a worker sends of consumers: those that reported since the last time, and each that is new or gone."""
+"""A worker sends the consumers that reported since the last time, and additions and removals."""
 
 import asyncio
 import pickle
@@ -18,7 +18,7 @@ SECOND = 10**9
 
 @pytest.fixture
 def sent(monkeypatch):
-    """A cluster with consumers, and what is sent of it now: {kind: {key: value}}."""
+    """A cluster with consumers, and a function that returns the changes sent now: {kind: {key: value}}."""
     cluster = Cluster()
     monkeypatch.setattr(type(cluster.metrics), "now_ns", lambda self: cluster.now_ns)
     published = Published(cluster.metrics)
@@ -56,7 +56,7 @@ def test_offsets_are_sent_once_each_time_that_they_were_learned(sent):
     assert not now()["committed"]
 
 
-def test_a_consumer_is_sent_when_it_asks_and_taken_back_when_it_goes(sent):
+def test_a_consumer_is_sent_when_it_fetches_and_removed_when_it_leaves(sent):
     cluster, now = sent
     orders = ("orders", 0)
     consumer = cluster.consumer("shop")
@@ -76,8 +76,8 @@ def test_a_consumer_is_sent_when_it_asks_and_taken_back_when_it_goes(sent):
     assert not now()["fetching"]
 
 
-def test_what_an_answer_says_is_sent_however_long_it_takes_to_be_read(sent):
-    """It is reported when it began; since then everything has been sent."""
+def test_the_contents_of_a_slow_response_are_sent(sent):
+    """It counts from its first byte, and changes were sent since then."""
     cluster, now = sent
     orders = ("orders", 0)
     consumer, other = cluster.consumer(), cluster.consumer("other")
@@ -106,7 +106,7 @@ def test_what_an_answer_says_is_sent_however_long_it_takes_to_be_read(sent):
     assert not {"log", "fetching", "committed"} & now().keys()
 
 
-def test_a_commit_is_sent_that_was_answered_before_offsets_that_took_long_to_be_read(sent):
+def test_a_commit_answered_before_a_slow_offset_fetch_ends_is_sent(sent):
     cluster, now = sent
     orders = ("orders", 0)
     consumer, tool = cluster.consumer(), cluster.consumer("tool")
@@ -126,7 +126,7 @@ def test_a_commit_is_sent_that_was_answered_before_offsets_that_took_long_to_be_
 
 
 def test_cells_are_sent_whenever_they_have_counted(sent):
-    """Also where requests and responses grow by the same number of bytes, and of a topic what is written and read."""
+    """Even if requests and responses, or a topic's two directions, grow by the same number of bytes."""
     cluster, now = sent
     connection = cluster.metrics.connection(info(), "main", "1", topics=True)
 

@@ -1,4 +1,4 @@
-"""A large push in pieces says what it says as a whole, and no step of the work is large."""
+"""A large push in pieces has the same content as in one piece, and every step of the work is small."""
 
 import pytest
 from google.protobuf.message import DecodeError
@@ -52,7 +52,7 @@ def made(resources: int, scopes: int, metrics: int, of_each: int) -> MetricsData
 
 @pytest.mark.parametrize("piece_bytes", [1, 60, 500, 5000, PIECE_BYTES])
 @pytest.mark.parametrize("shape", [(1, 1, 1, 200), (1, 1, 50, 3), (3, 4, 5, 6), (1, 1, 2, 800), (0, 0, 0, 0)])
-def test_pieces_together_say_the_same(shape, piece_bytes, monkeypatch):
+def test_the_pieces_together_have_the_same_data_points(shape, piece_bytes, monkeypatch):
     monkeypatch.setattr(pushed_pieces, "PIECE_BYTES", max(piece_bytes, 500 if shape == (1, 1, 2, 800) else 160))
     data = made(*shape)
     whole = data.SerializeToString()
@@ -115,8 +115,8 @@ def field(number: int, kind: int, tag_bytes: int, value: bytes) -> bytes:
 
 @pytest.mark.parametrize("kind", range(8))
 @pytest.mark.parametrize("size", [*range(13), 127, 128, 129])
-def test_a_message_is_cut_into_fields_as_protobuf_does(kind, size):
-    """Of each wire type, values of each length: what protobuf reads is passed on, and what it refuses is refused."""
+def test_a_message_is_split_into_fields_like_in_protobuf(kind, size):
+    """For values of every wire type and length, the same messages are read and refused as by protobuf."""
     for value in (b"\xff" * (size - 1) + b"\1" if kind == 0 and size else bytes(size), b"\x80" * size + b"\0"):
         data = field(9, kind, 2, (write_uvarint(size) if kind == 2 else b"") + value) + field(8, 0, 1, b"\5")
         try:
@@ -129,8 +129,8 @@ def test_a_message_is_cut_into_fields_as_protobuf_does(kind, size):
 
 
 @pytest.mark.parametrize("tag_bytes", range(2, 12))
-def test_a_number_of_up_to_ten_bytes_is_one(tag_bytes):
-    """Of a length and an ignored number; a tag is shorter for protobuf itself, which does not see this one."""
+def test_a_varint_may_have_up_to_ten_bytes(tag_bytes):
+    """A length and an ignored number; protobuf itself, which is not used here, allows only shorter tags."""
     number = b"\x80" * (tag_bytes - 1) + b"\0"
     for data in (field(9, 0, 1, number), field(9, 2, 1, number)):
         if tag_bytes > 10:
@@ -140,19 +140,19 @@ def test_a_number_of_up_to_ten_bytes_is_one(tag_bytes):
             assert [*pieces(data)] == [data]
 
 
-@pytest.mark.parametrize("beside", [0, 1])
-def test_what_is_beside_a_list_may_have_so_many_bytes(beside):
-    data = b"\x12" + write_uvarint(OTHER_BYTES - 3 + beside) + bytes(OTHER_BYTES - 3 + beside)
-    assert len(data) == OTHER_BYTES + beside
-    if beside:
+@pytest.mark.parametrize("excess", [0, 1])
+def test_fields_next_to_a_list_have_a_limit_of_bytes(excess):
+    data = b"\x12" + write_uvarint(OTHER_BYTES - 3 + excess) + bytes(OTHER_BYTES - 3 + excess)
+    assert len(data) == OTHER_BYTES + excess
+    if excess:
         with pytest.raises(Malformed, match="beside its list"):
             list(pieces(data))
     else:
         assert [*pieces(data)] == [data]
 
 
-def test_a_piece_has_all_that_fits(monkeypatch):
-    """Of two resources with two metrics each: together, or one by one."""
+def test_a_piece_holds_as_much_as_fits(monkeypatch):
+    """Two resources with two metrics each, together or one by one."""
     data = made(2, 1, 2, 1)
     for resource in data.resource_metrics:
         for metric in resource.scope_metrics[0].metrics:

@@ -1,4 +1,4 @@
-"""What became of reloads."""
+"""Metrics of reloads."""
 
 from kproxy.metrics.reloads import ReloadCells
 

@@ -45,7 +45,7 @@ def exemplars(metrics):
     }
 
 
-def test_what_took_long_is_kept_and_what_waits_on_purpose_is_not():
+def test_slow_exchanges_are_kept_and_deliberate_waits_are_not():
     metrics = Metrics()
     connection = connected(metrics)
     connection.events([exchange(PRODUCE, FLOOR_NS), exchange(PRODUCE, 40 * MS, correlation_id=8)])

@@ -1,4 +1,4 @@
-"""A summary says what a scrape says."""
+"""A summary shows the same values as a scrape."""
 
 from bisect import bisect_left
 

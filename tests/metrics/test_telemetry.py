@@ -1,4 +1,4 @@
-"""What clients push becomes series, bounded in every direction, and goes with its client."""
+"""Metrics pushed by clients become series: bounded in every dimension, and removed with the client."""
 
 import asyncio
 import random
@@ -38,7 +38,7 @@ ERRORS = {"PushTelemetry": ("NONE",)}
 
 
 class Taken:
-    """Pushes of a cluster of a kproxy."""
+    """The pushes to one cluster of a kproxy."""
 
     def __init__(self, max_clients: int = 2, max_series: int = 5) -> None:
         self.metrics = Metrics()
@@ -47,7 +47,7 @@ class Taken:
         self.now_ns = self.metrics.now_ns()
 
     def take(self, instance: UUID, *points, client_id: str = "app") -> bool:
-        """Returns whether the client has series of its own."""
+        """Push points; return whether the client has its own series."""
         owns = self.pushes.admit(instance, client_id, SOFTWARE, self.now_ns, LIFE_NS)
         for _ in self.pushes.take(instance, parse(pushed(*points)), self.now_ns, self.answers.left_out):
             pass
@@ -67,7 +67,7 @@ class Taken:
 
 
 def _texts(labels: dict[str, str]) -> tuple[str, ...]:
-    """What labels say, those of every series first."""
+    """Return the label values, those of OWN_LABELS first."""
     more = sorted(labels.keys() - set(OWN_LABELS))
     return tuple(labels[name] for name in (*OWN_LABELS, *more))
 
@@ -96,7 +96,7 @@ def test_names_types_labels_and_values_are_those_of_the_client():
     assert 'label_0_odd="x"' in text and 'pushed_client_id="mine"' in text
 
 
-def test_the_latest_push_counts_and_differences_add_up():
+def test_the_latest_push_counts_and_deltas_add_up():
     taken = Taken()
     for value in (5, 3):
         taken.take(
@@ -109,14 +109,14 @@ def test_the_latest_push_counts_and_differences_add_up():
     }
 
 
-def test_series_go_when_the_client_has_gone_and_make_room():
+def test_series_of_a_client_that_left_expire_and_free_its_place():
     taken = Taken(max_clients=1)
     assert taken.take(A, gauge("g", 1))
     assert not taken.take(B, gauge("g", 1))
     taken.metrics.clock_offset_ns += LIFE_NS + 1
     assert taken.series() == {}
     taken.now_ns = taken.metrics.now_ns()
-    assert taken.take(B, counter("g", 2))  # the name is free for another kind, too
+    assert taken.take(B, counter("g", 2))  # the name may also have another type now
     assert taken.series() == {"g": ("counter", {own(B_TEXT): 2.0})}
 
 
@@ -129,11 +129,11 @@ def test_a_thousand_clients_have_a_bounded_number_of_series_and_the_rest_add_up_
     found = taken.series()
     assert len(found["sent"][1]) == 11 and len(found["latency"][1]) == 10
     assert found["sent"][1]["east", "other", "other", "other", "other"] == 2.0 * 990
-    assert {key[1] for key in found["latency"][1]} == {"=other"}  # a client that is called so is not all others
+    assert {key[1] for key in found["latency"][1]} == {"=other"}  # a client with this name is not the shared series
     assert taken.answers.left_out == {"clients": 990, "series": 0, "kind": 0}
 
 
-def test_a_client_cannot_have_more_series_or_longer_labels_than_it_may():
+def test_series_and_label_lengths_of_a_client_are_limited():
     taken = Taken(max_series=5)
     taken.take(A, *(gauge("g", number, topic=f"{number}" + "x" * 5000) for number in range(100)))
     ((_, samples),) = taken.series().values()
@@ -174,7 +174,7 @@ def test_sums_of_earlier_pushes_leave_less_room_for_long_names_and_labels():
     assert len(client.values) == 1
 
 
-def test_the_characters_of_a_series_are_all_that_its_client_chose():
+def test_the_characters_of_a_series_include_all_that_its_client_chose():
     client = PushingClient("shop", ("librdkafka", "2.6.1"), 0)
     series = Series("name", GAUGE, (("key", "value"), ("k", "")))
     assert client.characters(series) == len("shoplibrdkafka2.6.1namekeyvaluek")
@@ -182,7 +182,7 @@ def test_the_characters_of_a_series_are_all_that_its_client_chose():
     assert cut.characters(Series("n", GAUGE, ())) == 3 * MAX_LABEL + 1
 
 
-def test_one_name_is_a_counter_or_a_gauge_and_the_first_has_it():
+def test_the_first_push_of_a_name_decides_whether_it_is_a_counter_or_a_gauge():
     taken = Taken()
     taken.take(A, counter("x.total", 1), gauge("y_total", 2), gauge("z", 1))
     taken.take(B, gauge("x", 5), gauge("z", 2))

@@ -1,4 +1,4 @@
-"""What is counted of dials: by broker, bounded before the first one, by causes that are known."""
+"""Dials are counted by broker, with bounded series that exist before the first dial, and by known causes."""
 
 from kproxy.metrics import upstream
 from kproxy.metrics.bounds import DURATION_NS

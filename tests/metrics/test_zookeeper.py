@@ -1,4 +1,4 @@
-"""What is counted of ZooKeeper: what a real capture says; known series from the start; words bounded."""
+"""ZooKeeper metrics: values of a real capture, series from the start, bounded four-letter words."""
 
 from collections import Counter
 

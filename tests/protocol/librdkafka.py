@@ -56,4 +56,4 @@ if __name__ == "__main__":
     for told in read([Path(path).read_bytes() for path in sys.argv[1:]]):
         print(json.dumps(told if isinstance(told, str) else [base64.b64encode(value).decode() for value in told]))
     sys.stdout.flush()
-    os._exit(0)  # to close a consumer of what cannot be read takes long
+    os._exit(0)  # closing a consumer of unreadable batches takes long

@@ -1,4 +1,4 @@
-"""What protocol tests share: the golden vectors, every layout, and strategies for bodies derived from the schema."""
+"""Shared by protocol tests: golden vectors, every layout, and strategies for bodies derived from the schema."""
 
 import gzip
 import json

@@ -1,4 +1,4 @@
-"""Blank batches are batches like those before: counts, offsets, times, sizes and checksums, and nothing of a user."""
+"""Blanked batches keep counts, offsets, times, sizes and checksums, and no user data."""
 
 import contextlib
 import zlib
@@ -155,7 +155,7 @@ def test_an_allowance_is_used_up_by_its_last_record_and_byte(magic):
     plain = write_batch(made)[61:] if magic == 2 else write_message_set(made, magic=magic)
     if magic == 1:  # offsets inside are relative, from 0 here
         assert batch.base_offset == 0
-    records = 9 if magic == 2 else 10  # with the message around them
+    records = 9 if magic == 2 else 10  # including the wrapper message
     blanked = blank(data, allowed())
     for exact in (Allowance(records, 1 << 20), Allowance(1 << 20, len(plain)), Allowance(99, 1 << 20, len(plain))):
         left = exact.records - records, exact.unpacked_bytes - len(plain)

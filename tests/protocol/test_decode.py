@@ -34,7 +34,7 @@ def lines_of(name):
 
 
 def kproxy_decode(*arguments, lines):
-    """A real process: what it writes, line by line."""
+    """Run a real process; return its output lines."""
     text = "\n".join(map(json.dumps, lines)).encode()
     done = subprocess.run([*COMMAND, *arguments], input=text, capture_output=True, check=True, timeout=120)
     assert done.stderr == b""
@@ -134,7 +134,7 @@ def test_hex_in_the_forms_that_tools_print_and_binary(given_bytes):
     assert decode.bytes_of(given_bytes) == b"\x00\x12\xff\x00"
 
 
-def test_what_is_no_hex():
+def test_invalid_hex_is_refused():
     with pytest.raises(Malformed, match="5 hexadecimal digits"):
         decode.bytes_of(b"0012f")
     with pytest.raises(Malformed, match="not hexadecimal: 'h' in '0x12 hello'"):
@@ -234,7 +234,7 @@ def test_records_from_standard_input():
     assert [record["offset"] for record in found["batches"][0]["records"]] == [5]
 
 
-def test_records_are_told_one_by_one():
+def test_records_are_printed_one_by_one():
     """A kilobyte of zstd is a million records, which as objects would fill a gigabyte."""
     count = 100_000
     records = zstandard.compress(bytes.fromhex("0c000000010100") * count)
@@ -250,7 +250,7 @@ def test_records_are_told_one_by_one():
     assert first.startswith('{"batches": [{"base_offset": 0, ')
 
 
-def test_what_is_asked_wrongly_is_told():
+def test_wrong_arguments_are_reported():
     both = run("00", "--records", "--response", "3:1")
     assert both.exit_code == 2 and "one of them" in both.output
     no_hex = subprocess.run([*COMMAND, "zz"], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Records of the coordinators' logs, as brokers wrote them, and what is none."""
+"""Records of the coordinators' logs as brokers wrote them, and other records."""
 
 import pytest
 
@@ -37,6 +37,6 @@ def test_a_commit_of_before_its_key_had_a_type_of_its_own():
 
 
 @pytest.mark.parametrize("key", [None, b"", b"\0", b"\x7f\xff", b"\0\1", b"\0\2\0"])
-def test_what_is_no_such_record(key):
+def test_other_records_are_refused(key):
     with pytest.raises(ProtocolError):
         decode_record("__consumer_offsets", record(key, b"\0\1\2"))

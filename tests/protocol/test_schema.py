@@ -139,7 +139,7 @@ def test_tagged_fields_are_tagged_in_all_their_versions() -> None:
 
 
 def test_a_struct_has_all_versions_of_its_fields() -> None:
-    """So who looks for a field of some version need not look at the structs around it."""
+    """So code that looks for a field of a version need not check the enclosing structs."""
 
     def check(fields: tuple[Field, ...], around: range) -> int:
         for field in fields:

@@ -1,4 +1,4 @@
-"""`kproxy watch` in a network namespace, beside a miniature cluster and its clients. It needs root, and iproute2."""
+"""`kproxy watch` in a network namespace with a miniature cluster and its clients. It needs root and iproute2."""
 
 import json
 import os
@@ -54,7 +54,7 @@ for _ in range(400):
 assert not failed and got >= count, (failed, got)
 consumer.pause([TopicPartition("orders", number) for number in range(6)])
 consumer.poll(1.5)  # the last Fetch is answered
-os._exit(0)  # closing a consumer waits for a coordinator, which the miniature cluster has not
+os._exit(0)  # closing a consumer would wait for a coordinator, which the miniature cluster lacks
 """
 
 
@@ -74,7 +74,7 @@ def until(what: str, condition: Callable[[], object], timeout_s: float = 60) -> 
 
 @contextmanager
 def machine(name: str = "watched") -> Iterator[Namespace]:
-    """A network of its own, with loopback alone."""
+    """A network namespace with loopback only."""
     namespace = Namespace(name)
     try:
         namespace.make()

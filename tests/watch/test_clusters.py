@@ -1,4 +1,4 @@
-"""Clusters that `kproxy watch` tells apart: as `convert` does, from the moment on at which answers show them."""
+"""Clusters that `kproxy watch` distinguishes, like `convert`, from the first response that identifies them."""
 
 import asyncio
 from collections import Counter
@@ -29,7 +29,7 @@ from tests.convert.test_clusters import (
 class Watched:
     """A `kproxy watch` that is given packets without a socket.
 
-    parts: connections by the part of the traffic in which they are; parts follow each other, and may be callable.
+    parts: lists of connections, or functions that return them, captured one after the other.
     """
 
     def __init__(self, folder, *parts, detail="headers", records=True):
@@ -71,7 +71,7 @@ class Watched:
 
     @property
     def clusters(self):
-        """Of connections when they ended, by client port."""
+        """Return the cluster of each connection at its end, by client port."""
         return {row["client_port"]: row["cluster"] for row in self.rows("connections")}
 
     @property
@@ -91,7 +91,7 @@ class Watched:
     (by_ids(), by_clients(), without_ids((11, 12)), without_ids((1, 12)), by_listeners(), at_one_address()),
     ids=("ids", "clients", "no_ids", "no_ids_same_nodes", "listeners", "one_address"),
 )
-def test_connections_have_the_clusters_that_convert_gives_them(tmp_path, talks):
+def test_connections_get_the_same_clusters_as_in_convert(tmp_path, talks):
     found, kinds, _ = converted(tmp_path, {"it": talks})
     watched = Watched(tmp_path, talks)
     assert watched.clusters == found["it"]
@@ -104,7 +104,7 @@ def test_connections_have_the_clusters_that_convert_gives_them(tmp_path, talks):
 
 
 @pytest.mark.parametrize(("detail", "records"), (("headers", False), ("headers", True), ("topics", True)))
-def test_what_came_before_the_second_cluster_keeps_the_name_that_was_given(tmp_path, detail, records):
+def test_rows_before_the_second_cluster_appears_keep_the_given_name(tmp_path, detail, records):
     """Rows and counters of exchanges; a connection is counted once, and it ends where it belongs."""
     first = Talk(1, "10.0.1.1").metadata(1, EAST, "east")
     second = Talk(2, "10.0.2.1").metadata(1, WEST, "west")
@@ -124,7 +124,7 @@ def later(talk, number):
     return talk.metadata(number, EAST, "east")
 
 
-def test_more_clusters_than_have_names_are_counted(tmp_path):
+def test_clusters_beyond_the_given_names_are_counted(tmp_path):
     talks = [
         Talk(number, f"10.0.{number}.1").metadata(1, {f"10.0.{number}.1": 1}, f"id{number}")
         for number in range(1, MAX_CLUSTERS + 4)

@@ -1,4 +1,4 @@
-"""Traffic that is seen more than once counts once."""
+"""Traffic that is captured more than once counts once."""
 
 import numpy as np
 
@@ -64,7 +64,7 @@ def test_a_route_that_changes_is_followed():
     assert kept(one, [(3 + SILENT_NS, MEMBER, a), (4 + SILENT_NS, ETH0, a)]) == [4 + SILENT_NS]
 
 
-def test_what_is_no_plain_segment_passes():
+def test_packets_other_than_plain_segments_pass():
     one = OneInterface()
     odd = packet.ipv4(b"the end of a datagram", fragment=185)
     assert kept(one, [(1, MEMBER, odd), (2, BRIDGE, odd), (3, ETH0, odd)]) == [1, 2, 3]

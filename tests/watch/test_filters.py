@@ -15,7 +15,7 @@ LO, ETH0, ETH1 = 1, 2, 3
 
 
 def run(steps, data, protocol=IPV4, kind=HOST, interface=ETH0):
-    """What a program returns for a packet: how many bytes of it are kept. Beyond its end: 0, as in the kernel."""
+    """Run a filter program; return how many bytes of the packet it keeps (0 if it reads beyond the end)."""
     a = x = position = 0
     ancillary = {0xFFFFF000: protocol, 0xFFFFF004: kind, 0xFFFFF008: interface}
     for _ in range(1000):
@@ -76,7 +76,7 @@ def test_ports(count):
     assert run(steps, packet.ipv4(to(9092))[:19]) == 0
 
 
-def test_what_the_kernel_cannot_decide_is_accepted():
+def test_packets_that_the_kernel_cannot_decide_are_accepted():
     steps = program([9092])
     assert run(steps, packet.ipv4(b"the end of a datagram", fragment=185)) == SNAP
     assert run(steps, packet.ipv4(to(9092), fragment=0x2000)) == SNAP  # the first one has the ports

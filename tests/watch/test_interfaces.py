@@ -1,4 +1,4 @@
-"""Which interfaces there are, and what is said of those that there are not."""
+"""Existing interfaces, and error messages for missing ones."""
 
 import errno
 
@@ -29,7 +29,7 @@ def test_loopback_is_there():
         (("eth0", "eth1"), "interface eth1 is down: bring it up with `ip link set eth1 up`"),
     ],
 )
-def test_mistakes_are_named_with_what_there_is(there, names, text):
+def test_errors_list_the_existing_interfaces(there, names, text):
     with pytest.raises(KproxyError, match=text):
         Asked(names).check()
 
@@ -39,7 +39,7 @@ def test_any_has_all_others_in_it():
         Asked((ANY, "eth0"))
 
 
-def test_what_is_up_is_watched_and_what_is_missing_is_said(there):
+def test_interfaces_that_are_up_are_watched_and_missing_ones_are_reported(there):
     for names, found, missing, is_one in (
         (("eth0",), ["eth0"], [], True),
         ((ANY,), ["lo", "eth0"], [], False),

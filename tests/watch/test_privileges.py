@@ -1,4 +1,4 @@
-"""What is left of root's privileges: nothing, or what was to be kept; in processes of their own, which lose them."""
+"""kproxy drops root's privileges except those to keep. Each test runs in its own process, which loses them."""
 
 import os
 import subprocess
@@ -58,7 +58,7 @@ def test_root_without_capabilities():
 
 
 @needs_root
-def test_what_is_to_be_kept_is_kept():
+def test_a_capability_to_keep_is_kept():
     who, _, capabilities, *may, _ = dropped(65534, 2, 19)
     assert who.startswith("uid=65534")
     assert capabilities.split()[:2] == [str(1 << 2 | 1 << 19)] * 2
@@ -66,7 +66,7 @@ def test_what_is_to_be_kept_is_kept():
 
 
 @needs_root
-def test_without_the_right_to_become_another_it_stays_who_it_is():
+def test_without_cap_setuid_it_keeps_its_user():
     """As in a container that has CAP_NET_RAW and nothing else."""
     only = ("capsh", "--drop=cap_setuid,cap_setgid,cap_setpcap", "--", "-c", 'exec "$@"', "-")
     who, ids, capabilities, *_ = dropped(65534, prefix=only)
@@ -74,7 +74,7 @@ def test_without_the_right_to_become_another_it_stays_who_it_is():
     assert (ids.split()[0], capabilities) == ("0", "0 0 0 0 1")
 
 
-def test_who_called_sudo_is_who_it_becomes(monkeypatch):
+def test_under_sudo_it_becomes_the_calling_user(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert user_to_become(None, {"SUDO_UID": "1000", "SUDO_GID": "1001"}) == (1000, 1001)
     assert user_to_become(None, {"SUDO_UID": "0", "SUDO_GID": "0"}) is None

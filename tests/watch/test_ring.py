@@ -1,4 +1,4 @@
-"""The kernel's ring: every packet once and whole, what does not fit counted, and reading goes on behind it."""
+"""The kernel's ring: every packet once and complete; packets that do not fit are counted and reading continues."""
 
 import select
 import socket
@@ -77,7 +77,7 @@ def test_every_packet_once(pair):
     assert (ring.packets, ring.dropped) == (len(found), 0)
 
 
-def test_what_does_not_fit_is_counted_and_reading_goes_on(pair):
+def test_packets_that_do_not_fit_are_counted_and_reading_continues(pair):
     client, server, port, ring = pair
     for _ in range(2 * BLOCKS):
         send(client, server, bytes(BLOCK_BYTES))

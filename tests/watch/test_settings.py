@@ -1,4 +1,4 @@
-"""What `kproxy watch` refuses before it begins: each limit at its last good value and at the first bad one."""
+"""Settings that `kproxy watch` refuses at start: each limit at its last valid and first invalid value."""
 
 import pytest
 
@@ -23,7 +23,7 @@ ADMIN = Address("127.0.0.1", 9600)
         *({"detail": detail} for detail in DETAILS),
     ],
 )
-def test_the_last_good_value(given):
+def test_the_last_valid_value_of_a_limit_is_accepted(given):
     assert Settings(**{"interfaces": (), "admin": ADMIN, **given}).admin == ADMIN
 
 
@@ -43,6 +43,6 @@ def test_the_last_good_value(given):
         ({"admin": None}, "nothing would come of it"),
     ],
 )
-def test_the_first_bad_value(given, text):
+def test_the_first_invalid_value_of_a_limit_is_refused(given, text):
     with pytest.raises(KproxyError, match=text):
         Settings(**{"interfaces": (), "admin": ADMIN, **given})

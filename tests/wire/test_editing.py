@@ -1,4 +1,4 @@
-"""Answers that are edited in slices: what is behind them waits, and what is left is read as if it had come so."""
+"""Responses edited in slices: later responses wait, and the edited response is read like any other."""
 
 import pytest
 
@@ -37,7 +37,7 @@ def editing(edited, **settings):
 @pytest.mark.parametrize("topics", [3, 20_000])
 @pytest.mark.parametrize("changes", [True, False])
 @pytest.mark.parametrize("cuts", [[], [30, 5000]])
-def test_what_is_left_of_it_is_read_and_rewritten_like_any_answer(topics, changes, cuts):
+def test_the_edited_response_is_read_and_rewritten_like_any_other(topics, changes, cuts):
     came = metadata(1, topics)
     left = metadata(1, topics - 1) if changes else came
     talk, authorizer = editing(left if changes else None)
@@ -57,7 +57,7 @@ def test_what_is_left_of_it_is_read_and_rewritten_like_any_answer(topics, change
     assert talk.session._interest.held._held_bytes == 0 and talk.session.slow == (None, None)
 
 
-def test_an_answer_of_ours_behind_it_waits():
+def test_kproxys_own_later_answer_waits():
     talk, authorizer = editing(None)
     talk.client(request(METADATA, 9, 1, {"topics": None}))
     session = talk.session
@@ -75,7 +75,7 @@ def test_an_answer_of_ours_behind_it_waits():
 
 
 @pytest.mark.parametrize("room", [1 << 20, 100_000])
-def test_what_cannot_be_edited_or_held_does_not_leave(room):
+def test_a_response_that_cannot_be_edited_or_held_is_not_forwarded(room):
     talk, _ = editing(Malformed("not so"), held=HeldBudget(room))
     talk.client(request(METADATA, 9, 1, {"topics": None}))
     talk.broker(metadata(1, 20_000))
@@ -86,7 +86,7 @@ def test_what_cannot_be_edited_or_held_does_not_leave(room):
 
 
 @pytest.mark.parametrize("calls", [1, 6, 9])
-def test_whoever_ends_meanwhile_gives_back_what_is_held(calls):
+def test_a_connection_that_ends_during_an_edit_releases_held_bytes(calls):
     talk, _ = editing(None)
     talk.client(request(METADATA, 9, 1, {"topics": None}))
     talk.session.receive(BROKER, memoryview(metadata(1, 20_000)), 1)

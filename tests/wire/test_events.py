@@ -1,4 +1,4 @@
-"""What an event says before anything else is known."""
+"""The initial values of an event."""
 
 from kproxy.protocol.apis import METADATA
 from kproxy.wire.events import Exchange
@@ -14,7 +14,7 @@ NOTHING = (
 )
 
 
-def test_a_request_that_has_just_begun_is_unanswered_and_no_more() -> None:
+def test_a_new_exchange_is_unanswered_and_has_no_results() -> None:
     plan = Interest().plan(METADATA << 16 | 9)
     exchange = Exchange(plan, 7, 1, 2, 30, 5)
     assert {name: getattr(exchange, name) for name in Exchange.__slots__ if hasattr(exchange, name)} == {

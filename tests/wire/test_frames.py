@@ -1,4 +1,4 @@
-"""Headers: what could be a request, what plainly is none, and frames whose size follows their edits."""
+"""Frame headers: plausible requests, other protocols, and frames resized by edits."""
 
 import pytest
 from hypothesis import given
@@ -36,14 +36,14 @@ def header(size: int, client_id: bytes, length: int | None = None, key_version: 
         (header(-1, b"c"), False),
     ],
 )
-def test_a_request_is_plausible_by_its_size_its_api_and_a_client_id_that_fits(frame: bytes, plausible: bool) -> None:
+def test_a_request_is_plausible_if_size_api_and_client_id_fit(frame: bytes, plausible: bool) -> None:
     for before in (b"", b"?" * 5):
         view = memoryview(before + frame)
         assert frames.plausible_request(view, len(before), len(view)) == plausible
         assert not frames.plausible_request(view[: len(before) + 13], len(before), len(before) + 13)
 
 
-def test_a_client_id_is_read_as_far_as_it_is_there() -> None:
+def test_a_partial_client_id_is_read_as_far_as_it_arrived() -> None:
     frame = header(100, b"client")
     assert [frames.client_id(frame, 0, end) for end in (14, 17, 20, 99)] == [b"", b"cli", b"client", b"client"]
     assert frames.client_id(header(100, b"", -1) + b"more", 0, 18) is None
@@ -64,7 +64,7 @@ def test_a_client_id_is_read_as_far_as_it_is_there() -> None:
         (b"\0\0\0\x09", "size", "raise max_request_bytes"),
     ],
 )
-def test_bytes_that_are_no_frame_are_named(head: bytes, kind: str, words: str) -> None:
+def test_bytes_of_other_protocols_are_named(head: bytes, kind: str, words: str) -> None:
     found, text = frames.sniff(head)
     assert (found, words in text) == (kind, True)
     for small in (b"\0\0\0\x08", b"\0\0\0\0", b"\x80\0\0\0"):
@@ -73,7 +73,7 @@ def test_bytes_that_are_no_frame_are_named(head: bytes, kind: str, words: str) -
 
 @given(st.binary(min_size=1, max_size=60), st.data())
 def test_a_frame_with_edits_has_their_bytes_and_its_new_size(body: bytes, data: st.DataObject) -> None:
-    """Edits come in any order, and several may insert at one place, shorter or longer than what they replace."""
+    """Edits may be in any order, insert at the same place, and be shorter or longer than the replaced bytes."""
     cuts = sorted(data.draw(st.lists(st.integers(0, len(body)), max_size=8)))
     edits = [
         (4 + start, 4 + end, data.draw(st.binary(max_size=5)))

@@ -1,4 +1,4 @@
-"""The plans of each interest, and what all sessions together may hold: exactly so much, and who makes room."""
+"""The plans of each interest, and the budget of all sessions: exact limits, and eviction."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,21 +28,21 @@ from tests.wire.playbook import foreign_request, response
 SECOND = 10**9
 
 
-def test_the_request_that_is_held_for_longest_makes_room_after_a_second() -> None:
+def test_the_request_held_for_longest_is_evicted_after_a_second() -> None:
     budget, gone = HeldBudget(100), []
 
     def give_up(session: str) -> None:
         gone.append(session)
         budget.release(60)
 
-    assert not budget.take(101)  # nobody can make room
+    assert not budget.take(101)  # no session can release memory
     budget.give_up = give_up
     budget.begin("first", 0)
     assert budget.take(60, 0, "first") and budget.take(40, 0) and budget.held_bytes == 100
     budget.release(40)
     budget.begin("second", 5)
     assert not budget.take(41, SECOND - 1, "second") and budget.held_bytes == 60
-    assert not budget.take(41, SECOND, "first")  # it does not make room for itself
+    assert not budget.take(41, SECOND, "first")  # it is not evicted for itself
     assert budget.take(41, SECOND, "second") and (gone, budget.held_bytes) == (["first"], 41)
     budget.begin("third", SECOND)
     budget.end("second")
@@ -50,7 +50,7 @@ def test_the_request_that_is_held_for_longest_makes_room_after_a_second() -> Non
     assert budget.take(99, 2 * SECOND) and gone == ["first", "third"]
 
 
-def test_what_is_noted_has_a_limit_of_its_own_or_none() -> None:
+def test_noted_bytes_have_their_own_limit_or_none() -> None:
     budget = HeldBudget(0, 10)
     assert budget.note(4) and budget.note(6) and not budget.note(1) and budget.noted_bytes == 10
     budget.forget(6)
@@ -155,7 +155,7 @@ def test_what_an_interest_reads_and_holds_of_each_api(settings: dict[str, Any], 
     assert {what: ", ".join(names).replace(every, "all") for what, names in found.items()} == expected
 
 
-def test_the_level_of_detail_is_sums_where_metrics_alone_want_it() -> None:
+def test_the_level_of_detail_is_sums_for_metrics_alone() -> None:
     for given, details, level in (
         (BATCHES, False, SUMS),
         (BATCHES, True, BATCHES),

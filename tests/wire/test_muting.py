@@ -11,7 +11,7 @@ from tests.wire.playbook import MS, Dialogue, request, response
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_any_schedule_is_split_as_a_count_of_every_nanosecond_says(data: st.DataObject) -> None:
+def test_any_schedule_is_split_like_a_count_of_every_nanosecond(data: st.DataObject) -> None:
     """Requests come and answers go in order; each answer may mute the connection. The intervals are the model."""
     count = data.draw(st.integers(1, 12))
     steps = data.draw(st.lists(st.integers(0, 6), min_size=2 * count, max_size=2 * count))
@@ -27,7 +27,7 @@ def test_any_schedule_is_split_as_a_count_of_every_nanosecond_says(data: st.Data
             whole = set(range(begun, now))
             assert mutes.split(begun, free, now) == (len(behind - muted_at), len(whole & muted_at))
             waited = (behind | muted_at) & whole
-            assert waited == set(range(begun, begun + len(waited)))  # one span, of which broker_ns makes use
+            assert waited == set(range(begun, begun + len(waited)))  # one span, as broker_ns assumes
             own = set(range(ready, now)) - waited
             assert broker_ns(begun, ready, now, len(waited)) == len(own)
             assert not waiting or len(mutes) <= len(waiting) + answered
@@ -77,7 +77,7 @@ def test_an_answer_that_a_capture_shows_before_the_end_of_its_request_waited_for
     assert mutes.split(120, 100, 121) == (0, 1)
 
 
-def test_what_was_never_answered_was_never_muted() -> None:
+def test_an_unanswered_request_was_never_muted() -> None:
     talk = Dialogue().client(request(METADATA, 9, 1) + request(METADATA, 9, 2) + request(0, 9, 3, {"acks": 0}))
     talk.broker(response(METADATA, 9, 1, {"throttleTimeMs": 900})).close(BROKER).close(CLIENT)
     assert [lost.exchange.muted_ns for lost in talk.unanswered] == [-1]

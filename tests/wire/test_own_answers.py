@@ -1,4 +1,4 @@
-"""Answers of kproxy's own that wait for older ones: in order, counted, and bounded by not reading on."""
+"""kproxy's own answers wait for older responses: in order, counted, and bounded by back-pressure."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ SIZE = MAX_OWN_BYTES // 4
 
 
 def refusing(count: int, **settings: Any) -> tuple[Dialogue, list[bytes], list[bytes]]:
-    """A session whose requests 1, 2, ... are refused by SIZE bytes; (it, those requests, their answers)"""
+    """Return (a session that refuses requests 1, 2, … with SIZE bytes each, the requests, the refusals)."""
     authorizer = Scripted()
     answers = []
     for number in range(1, count + 1):
@@ -26,7 +26,7 @@ def refusing(count: int, **settings: Any) -> tuple[Dialogue, list[bytes], list[b
 
 
 def sent(talk: Dialogue, data: bytes) -> list[tuple[int, Any]]:
-    """The pieces of what the client sends, over as many turns as the session wants to go on."""
+    """Let the client send data, resume until the session stops reading, and return the forwarded pieces."""
     pieces = talk.session.receive(CLIENT, memoryview(data), 1)
     while talk.session.backlog[CLIENT] is not None and not talk.session.owes:
         pieces += talk.session.resume(CLIENT, 1)
@@ -37,7 +37,7 @@ def waiting_bytes(talk: Dialogue) -> int:
     return talk.session._interest.held._held_bytes
 
 
-def test_a_client_whose_refusals_wait_is_read_on_only_when_they_have_left():
+def test_a_client_with_waiting_refusals_is_read_again_only_after_they_are_sent():
     talk, requests, answers = refusing(20)
     session = talk.session
     pieces = sent(talk, request(LIST_GROUPS, 4, 0, {}) + b"".join(requests))
@@ -45,7 +45,7 @@ def test_a_client_whose_refusals_wait_is_read_on_only_when_they_have_left():
     assert session.owes and session.states[CLIENT] == "framed, owing"
     assert MAX_OWN_BYTES < waiting_bytes(talk) <= MAX_OWN_BYTES + len(answers[0])
     before = len(session.pending)
-    for turn in range(50):  # however often it is asked to go on
+    for turn in range(50):  # repeated calls change nothing
         assert session.resume(CLIENT, 2 + turn) == []
     assert len(session.pending) == before < len(requests)
     pieces = session.receive(BROKER, memoryview(response(LIST_GROUPS, 4, 0, {})), 100)
@@ -57,7 +57,7 @@ def test_a_client_whose_refusals_wait_is_read_on_only_when_they_have_left():
     assert sum(event.outcome == ANSWERED_BY_PROXY for event in session.events) == len(answers)
 
 
-def test_refusals_that_leave_at_once_count_nowhere():
+def test_refusals_that_are_sent_at_once_are_not_counted_as_held():
     talk, requests, answers = refusing(8, held=HeldBudget(1024))
     for frame, answer in zip(requests, answers, strict=True):
         pieces = talk.session.receive(CLIENT, memoryview(frame), 1)
@@ -65,7 +65,7 @@ def test_refusals_that_leave_at_once_count_nowhere():
     assert not waiting_bytes(talk) and not talk.session.faults
 
 
-def test_where_all_hold_too_much_the_connection_ends_and_gives_back():
+def test_beyond_the_held_budget_the_connection_ends_and_releases_its_bytes():
     talk, requests, _ = refusing(4, held=HeldBudget(SIZE + SIZE // 2))
     sent(talk, request(LIST_GROUPS, 4, 0, {}) + b"".join(requests))
     (fault,) = [event for event in talk.session.events if getattr(event, "fatal", False)]
@@ -73,7 +73,7 @@ def test_where_all_hold_too_much_the_connection_ends_and_gives_back():
     assert talk.session.states == ("closed", "closed") and not waiting_bytes(talk)
 
 
-def test_a_connection_that_ends_gives_back_what_waits():
+def test_a_connection_that_ends_releases_its_waiting_answers():
     talk, requests, _ = refusing(3)
     sent(talk, request(LIST_GROUPS, 4, 0, {}) + b"".join(requests))
     assert waiting_bytes(talk) == 3 * (SIZE + 4)
@@ -81,8 +81,8 @@ def test_a_connection_that_ends_gives_back_what_waits():
     assert not waiting_bytes(talk)
 
 
-def test_where_requests_are_decided_one_whose_first_fields_do_not_decode_ends_the_connection():
-    """A Produce says there whether an answer comes: a wrong guess would pair later answers with other requests."""
+def test_with_an_authorizer_malformed_first_fields_end_the_connection():
+    """The first fields of a Produce contain acks: a wrong guess would pair later responses with other requests."""
     for cut in (None, 20):
         talk = Dialogue(interest(HEARTBEAT), authorizer=Scripted())
         good = request(LIST_GROUPS, 4, 0, {})
@@ -93,7 +93,7 @@ def test_where_requests_are_decided_one_whose_first_fields_do_not_decode_ends_th
         assert talk.sent[BROKER].startswith(good) and len(talk.sent[BROKER]) < len(good + bad)
 
 
-def test_a_refusal_waits_in_the_queue_from_its_requests_first_byte_on():
+def test_the_queue_time_of_a_refusal_counts_from_the_first_byte_of_its_request():
     authorizer = Scripted()
     authorizer.decisions[1] = Answer(b"\0\0\0\4\0\0\0\1", (DENIED,))
     talk = Dialogue(interest(HEARTBEAT), authorizer=authorizer)

@@ -1,4 +1,4 @@
-"""Requests of the owner between those of a client: in their place for the broker, not there for the client."""
+"""The owner's requests between those of a client: visible to the broker in order, invisible to the client."""
 
 import pytest
 from hypothesis import given
@@ -15,7 +15,7 @@ ANSWER = response(AUTHENTICATE, 2, 9, {"authBytes": b"x" * 300, "sessionLifetime
 
 
 def asked(talk: Dialogue) -> list[bytes]:
-    """The owner asks; what it then gets."""
+    """Send the owner's request; return the list that collects its responses."""
     got: list[bytes] = []
     talk._send(talk.session.ask(MINE, got.append, "kproxy", talk.now))
     return got
@@ -23,7 +23,7 @@ def asked(talk: Dialogue) -> list[bytes]:
 
 @pytest.mark.parametrize("rewrite", [False, True])
 @given(st.data())
-def test_the_client_sees_its_own_answers_and_nothing_else(rewrite: bool, data: st.DataObject) -> None:
+def test_the_client_receives_only_responses_to_its_own_requests(rewrite: bool, data: st.DataObject) -> None:
     before, behind = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
     requests = [request(METADATA, 12, number, {"topics": []}) for number in range(before + behind)]
     answers = [response(METADATA, 12, number, {"clusterId": "c" * 100}) for number in range(before + behind)]
@@ -44,12 +44,12 @@ def test_the_client_sees_its_own_answers_and_nothing_else(rewrite: bool, data: s
     assert (mine.plan.api_key, mine.plan.api_version, mine.correlation_id) == (AUTHENTICATE, 2, 9)
     assert (mine.request_bytes, mine.response_bytes, mine.client_id) == (len(MINE), len(ANSWER), "kproxy")
     assert mine.request_start == mine.request_end and mine.in_flight == before
-    talk.client(MINE)  # of a client: it passes, as does its answer
+    talk.client(MINE)  # sent by the client: it passes, and so does its response
     talk.broker(ANSWER)
     assert talk.sent[CLIENT].endswith(ANSWER) and got == [ANSWER]
 
 
-def test_an_answer_that_is_too_large_ends_the_connection() -> None:
+def test_a_response_to_the_owner_that_is_too_large_ends_the_connection() -> None:
     talk = Dialogue(Interest(rewrite=True), transform=lambda exchange, frame: None)
     got = asked(talk)
     talk.broker(response(AUTHENTICATE, 2, 9, {"authBytes": b"x" * 600_000}), [1000])
@@ -57,18 +57,18 @@ def test_an_answer_that_is_too_large_ends_the_connection() -> None:
     assert [(fault.kind, fault.fatal) for fault in talk.faults] == [("held_too_large", True)]
 
 
-def test_nothing_is_asked_where_frames_have_ended() -> None:
+def test_no_request_is_sent_on_an_unframed_connection() -> None:
     talk = Dialogue(Interest(rewrite=True), transform=lambda exchange, frame: None)
     talk.client(b"GET / HTTP/1.1\r\n\r\n")
     assert talk.session.ask(MINE, lambda frame: None, "kproxy", talk.now) == []
     raw = Dialogue()
     raw.client(request(HANDSHAKE, 0, 1, {"mechanism": "PLAIN"}))
     assert raw.session.ask(MINE, lambda frame: None, "kproxy", raw.now) == []
-    seen = Dialogue().broker(b"\xff" * 16)  # the broker alone speaks no Kafka
+    seen = Dialogue().broker(b"\xff" * 16)  # only the broker's side is not Kafka
     assert seen.session.ask(MINE, lambda frame: None, "kproxy", seen.now) == []
 
 
-def test_an_end_of_the_broker_leaves_it_unanswered() -> None:
+def test_the_request_stays_unanswered_if_the_broker_closes() -> None:
     talk = Dialogue()
     got = asked(talk)
     talk.close(BROKER)

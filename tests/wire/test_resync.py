@@ -1,4 +1,4 @@
-"""What is believed to be a frame behind a hole, and what is not: each doubt has a case that decides it."""
+"""Which bytes count as a frame after a gap: one case for each rule."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def answer(correlation_id: int, size: int = 20) -> bytes:
         (JUNK + (3).to_bytes(4) + (7).to_bytes(4), 0, -1),  # no answer is so short
     ],
 )
-def test_an_answer_needs_a_second_witness(data: bytes, segment: int, place: int) -> None:
+def test_a_response_needs_a_second_sign_to_be_accepted(data: bytes, segment: int, place: int) -> None:
     assert resync.find_answer(data, segment, WAITING) == place
 
 
@@ -87,11 +87,13 @@ HEARTBEAT = request(12, 4, 1, {"groupId": "group"}, client="me")
         (JUNK + (0).to_bytes(4) + HEARTBEAT[4:], 0, ..., -1),
     ],
 )
-def test_a_request_needs_a_second_witness(data: bytes, segment: int, before: resync.ClientId, place: int) -> None:
+def test_a_request_needs_a_second_sign_to_be_accepted(
+    data: bytes, segment: int, before: resync.ClientId, place: int
+) -> None:
     assert resync.find_request(data, segment, before) == place
 
 
-def test_a_request_under_another_name_is_believed_if_it_is_whole() -> None:
+def test_a_request_with_another_client_id_is_accepted_if_it_is_complete() -> None:
     whole = memoryview(HEARTBEAT)
     assert resync.believable(whole, 0, len(whole), b"me")
     assert resync.believable(whole, 0, len(whole), b"you")
@@ -118,7 +120,7 @@ CLIENT_IDS = (b"", b"x\n", b"\x00\x01", b"\xff\xfe", "Zoë".encode(), "Zoë".enc
 @pytest.mark.parametrize(
     "key_version", ["000c0004", "000c0063", "00c80003", "27130000", "2717001f", "7fff7fff", "fffffffe"]
 )
-def test_a_client_id_of_any_bytes_and_an_api_of_any_number_are_believed(client: bytes, key_version: str) -> None:
+def test_any_client_id_and_any_api_key_are_accepted(client: bytes, key_version: str) -> None:
     frame = heartbeat(client, bytes.fromhex(key_version))
     before = client.decode("utf-8", "replace").encode()
     for data in (frame, frame + frame, frame + HEARTBEAT):
@@ -142,7 +144,7 @@ def test_a_request_of_any_client_id_is_found(client: bytes) -> None:
 
 
 @pytest.mark.parametrize(("behind", "is_found"), [(0, True), (1, False), (13, False), (14, True), (30, True)])
-def test_a_request_is_found_by_the_header_of_the_one_behind_it(behind: int, is_found: bool) -> None:
+def test_a_request_is_found_by_the_header_of_the_next_one(behind: int, is_found: bool) -> None:
     data = JUNK + HEARTBEAT + HEARTBEAT[:behind]
     assert resync.find_request(data, 0, ...) == (len(JUNK) if is_found else -1)
     foreign = (

@@ -31,7 +31,7 @@ def test_the_broker_token_after_which_frames_follow(mechanism: str, replies: lis
 @pytest.mark.parametrize(
     ("mechanism", "tokens", "frame", "is_token"),
     [
-        ("PLAIN", 0, request(12, 4, 2), True),  # the broker's answer to SaslHandshake says that it reads a token
+        ("PLAIN", 0, request(12, 4, 2), True),  # after its SaslHandshake response the broker reads a token
         ("PLAIN", 1, request(12, 4, 2), False),
         ("PLAIN", 1, sized(b""), False),
         ("SCRAM-SHA-256", 1, request(12, 4, 2), True),

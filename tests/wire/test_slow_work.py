@@ -13,7 +13,7 @@ from kproxy.wire.slow_work import SlowWork
 
 
 class Work:
-    """Work of so many slices on a frame; what it returns, or raises."""
+    """Work on a frame in `slices` slices, and its result or error."""
 
     def __init__(self, slices: int, end: Any) -> None:
         self.slices, self.end, self.begun, self.done = slices, end, 0, 0
@@ -40,7 +40,7 @@ def test_each_step_is_a_slice_and_the_last_one_has_the_result(slices: int, end: 
     for step in range(slices):
         assert work.step() is False and made.done == step + 1 and not work.is_done
     assert work.step() is True and work.is_done and made.begun == 1
-    assert work.step() is True and made.begun == 1  # nothing is done twice
+    assert work.step() is True and made.begun == 1  # no step is repeated
     assert not work.is_obeyed
     if isinstance(end, Exception):
         with pytest.raises(type(end)):

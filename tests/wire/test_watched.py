@@ -38,7 +38,7 @@ def heartbeats(count: int) -> bytes:
 def test_an_observer_sees_what_is_read_before_and_after_each_call() -> None:
     talk, one = Dialogue(), Observing()
     watch(talk.session, one)
-    talk.client(heartbeats(200), [10, 31, 500])  # more than a call reads: what waits is seen when it is read
+    talk.client(heartbeats(200), [10, 31, 500])  # more than one call reads: the backlog is observed when it is read
     talk.broker(b"".join(response(HEARTBEAT, 4, number) for number in range(200)), [3])
     assert one.seen == {CLIENT: heartbeats(200), BROKER: talk.sent[CLIENT]}
     assert one.sent == talk.sent
@@ -49,7 +49,7 @@ def test_an_observer_sees_what_is_read_before_and_after_each_call() -> None:
 
 def test_observers_come_and_go() -> None:
     talk, one, other = Dialogue(), Observing(), Observing()
-    unwatch(talk.session, one)  # nobody watches
+    unwatch(talk.session, one)  # not watched by it
     assert type(talk.session) is Session
     watch(talk.session, one)
     watch(talk.session, other)
@@ -63,7 +63,7 @@ def test_observers_come_and_go() -> None:
     assert type(talk.session) is Session
     talk.client(heartbeats(1))
     assert (one.seen[CLIENT], other.seen[CLIENT]) == (heartbeats(1), heartbeats(1) * 2)
-    watch(talk.session, one)  # anew: those of before are gone
+    watch(talk.session, one)  # again, without the former observers
     assert talk.session.observers == (one,)
 
 
@@ -80,7 +80,7 @@ def test_where_the_next_request_begins_is_known_behind_each_header(detail: int) 
 
 @pytest.mark.parametrize("rewrite", [False, True])
 def test_where_the_next_answer_begins_is_counted_as_the_client_gets_it(rewrite: bool) -> None:
-    """Of a header in parts, and of an answer that is held, nothing has been forwarded."""
+    """A partial header and a held response are not forwarded yet."""
     talk = Dialogue(Interest(rewrite=rewrite), transform=(lambda exchange, frame: None) if rewrite else None)
     talk.client(request(METADATA, 9, 1))
     frame = response(METADATA, 9, 1, {"clusterId": "c" * 50})
@@ -94,6 +94,6 @@ def test_what_is_not_framed_has_no_next_frame() -> None:
     talk = Dialogue().client(request(17, 0, 1, {"mechanism": "PLAIN"}))
     assert not is_framed(talk.session, CLIENT) and is_framed(talk.session, BROKER)
     assert (boundary(talk.session, CLIENT), boundary(talk.session, BROKER)) == (UNKNOWN, 0)
-    talk.broker(b"\xff" * 16)  # no Kafka: both sides pass unread
+    talk.broker(b"\xff" * 16)  # another protocol: both sides pass unread
     assert not is_framed(talk.session, CLIENT) and not is_framed(talk.session, BROKER)
     assert (boundary(talk.session, CLIENT), boundary(talk.session, BROKER)) == (UNKNOWN, UNKNOWN)

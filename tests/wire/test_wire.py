@@ -1,4 +1,4 @@
-"""The bounds of what a session keeps are those that the docs state."""
+"""The limits of a session match the docs."""
 
 from kproxy.wire import (
     authorizer,
@@ -17,7 +17,7 @@ from kproxy.wire import (
 from tests.documented import missing, size
 
 
-def test_the_bounds_of_a_session_are_those_of_the_docs():
+def test_the_limits_of_a_session_match_the_docs():
     assert not missing(
         "limits.md",
         f"| {state.NOTED_LEAST} bytes of each request, {size(state.NOTE_STEP)} of an incomplete one;",

@@ -1,14 +1,14 @@
-"""The bounds of what is read of a body are those that the docs state."""
+"""The limits of reading a body match the docs."""
 
 from kproxy.wire.bodies import found, logs
 from tests.documented import missing, size
 
 
-def test_the_bounds_of_copies_of_logs_are_those_of_the_docs() -> None:
+def test_the_limits_of_log_copies_match_the_docs() -> None:
     assert not missing("inside/bounds.md", f"copies of {size(logs.ALL_BYTES)}, {size(logs.BATCH_BYTES)} of one batch |")
 
 
-def test_the_bounds_of_what_one_body_names_are_those_of_the_docs() -> None:
+def test_the_limits_of_names_in_one_body_match_the_docs() -> None:
     assert not missing(
         "inside/bounds.md",
         f"| topic-partitions and batches of all pending requests, or of one body | {found.MAX_FORGOTTEN}, and",

@@ -1,4 +1,4 @@
-"""Batches of coordinators' logs in answers of Fetch: copied whole, whatever the pieces, and those of no other topic."""
+"""Batches of coordinators' logs in Fetch responses are copied whole at any split; those of other topics are not."""
 
 import random
 from types import SimpleNamespace

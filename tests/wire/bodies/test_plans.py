@@ -51,7 +51,7 @@ def test_details_of_every_kind_of_records() -> None:
 
 
 def test_every_change_of_a_remembered_body_is_noticed() -> None:
-    """Requests of one size and one shape are read once; what is counted is never that of another."""
+    """Requests of equal size and shape are read once, and never counted with another's values."""
     dice = random.Random(3)
     noticed = same = 0
     for version in schema().apis[0].request.versions:
@@ -96,7 +96,7 @@ def test_a_cut_batch_is_partial() -> None:
 
 @pytest.mark.parametrize("size", [127, 16_383, 32_767, 32_768, 100_000])
 @pytest.mark.parametrize(("version", "side"), [(12, "response"), (9, "request")])
-def test_a_text_may_be_as_long_as_before_flexible_versions_and_no_longer(size: int, version: int, side: str) -> None:
+def test_a_string_may_be_as_long_as_before_flexible_versions_and_no_longer(size: int, version: int, side: str) -> None:
     """A compact length could claim more; whole or in pieces it is a fault, or the text."""
     name = "t" * size
     if side == "response":
