@@ -67,11 +67,11 @@ def produce(bootstrap, topic, values, **settings):
         assert error is None, error
         delivered[message.partition(), message.offset()] = message.value()
 
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "message.timeout.ms": 20_000} | settings)
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1, "message.timeout.ms": 120_000} | settings)
     for index, value in enumerate(values):
         producer.produce(topic, key=b"%d" % index, value=value, partition=index % 3, on_delivery=on_delivery)
         producer.poll(0)
-    assert producer.flush(30) == 0
+    assert producer.flush(120) == 0
     return delivered
 
 
@@ -83,8 +83,8 @@ def consume(bootstrap, topic, count, **settings):
         consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(3)])
         found = {}
         while len(found) < count:
-            messages = consumer.consume(count - len(found), timeout=20)
-            assert messages, f"{len(found)} of {count} after 20 s"
+            messages = consumer.consume(count - len(found), timeout=120)
+            assert messages, f"{len(found)} of {count} after two minutes"
             for message in messages:
                 assert message.error() is None, message.error()
                 found[message.partition(), message.offset()] = message.value()
@@ -98,7 +98,7 @@ def test_records_produced_through_kproxy_are_consumed_unchanged(compression):
     values = [random.randbytes(random.randrange(3)) + b"value %d " % index * 20 for index in range(600)]
 
     def work(bootstrap):
-        addresses = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=10).brokers.values()
+        addresses = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=60).brokers.values()
         delivered = produce(bootstrap, "t", values, **{"compression.type": compression, "enable.idempotence": True})
         assert sorted(delivered.values()) == sorted(values)
         assert consume(bootstrap, "t", len(values)) == delivered

@@ -56,7 +56,7 @@ def test_real_consumers_share_a_topic_and_take_over_from_each_other():
         assert parts == {("t", 0), ("t", 1), ("t", 2)}
         first.close()
         poll_until(lambda _: len(second.assignment()) == 3, second)
-        committed = second.committed([TopicPartition("t", index) for index in range(3)], timeout=20)
+        committed = second.committed([TopicPartition("t", index) for index in range(3)], timeout=60)
         assert [each.offset for each in committed] == [10, 10, 10]
         second.close()
 
