@@ -12,12 +12,12 @@ from typing import NamedTuple
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import Finding, Probe, Tables, broker_name, found
+from kproxy.analysis.findings.outages import DOUBT_NS
 from kproxy.analysis.findings.thresholds import Limits
 from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS
 
 _AT_FIRST_NS = 2_000_000_000  # clients that miss a broker connect again after reconnect.backoff.max.ms (1 s)
 _FIRST_METADATA_NS = 10_000_000_000  # until then a broker without an answer may have been there before
-_DOUBT_NS = 2_000_000_000  # it may have been back this long before anybody noticed it: less is no doubt
 
 
 class Absent(NamedTuple):
@@ -120,7 +120,7 @@ def absent(tables: Tables, limits: Limits) -> Frame:
 
 
 def judge_absent(row: Absent, limits: Limits) -> Iterator[Finding]:
-    is_doubtful = row.absent_ns - row.away_ns > _DOUBT_NS
+    is_doubtful = row.absent_ns - row.away_ns > DOUBT_NS
     yield found(
         "broker_absent",
         severity(limits),  # what stood still without it are findings of their own

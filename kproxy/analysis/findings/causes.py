@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from kproxy.analysis.findings.finding import SEVERITIES, Finding, Moment
+from kproxy.analysis.findings.finding import SEVERITIES, Finding, Moment, without_advice
 from kproxy.analysis.findings.kinds import LARGEST, NAMED
 
 NS = 1_000_000_000
@@ -166,7 +166,7 @@ def folded(found: Sequence[tuple[Finding, Sequence[Moment]]]) -> list[Finding]:
         root = parent
         while (above := parents[root]) is not None:
             root = above
-        followers.setdefault(root, []).append(whole[index]._replace(change="", settings=()))
+        followers.setdefault(root, []).append(without_advice(whole[index]))
     return [_with(one, followers.get(index, [])) for index, one in enumerate(whole) if parents[index] is None]
 
 

@@ -200,6 +200,11 @@ def broker_name(address: str, broker_id: int | None) -> str:
     return f"broker {address}" if broker_id is None else f"broker {broker_id} ({address})"
 
 
+def without_advice(one: Finding) -> Finding:
+    """A finding as a consequence of another one, whose advice counts."""
+    return one._replace(change="", settings=())
+
+
 def clean(text: str | None, otherwise: str = "unknown") -> str:
     """A name from the wire, or a substitute for none."""
     return otherwise if text is None or text == "" else text

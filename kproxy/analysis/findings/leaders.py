@@ -9,6 +9,7 @@ from typing import NamedTuple
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, Finding, Probe, Tables, found
 from kproxy.analysis.findings.thresholds import Limits
+from kproxy.analysis.lags.ends import OF, same
 
 
 class Away(NamedTuple):
@@ -25,28 +26,24 @@ class Away(NamedTuple):
 
 def away(tables: Tables, limits: Limits) -> Frame:
     """Rows of Away, those of most partitions first."""
-    of = "cluster, topic, `partition`"
-    same = (
-        "{0}.cluster is not distinct from {1}.cluster and {0}.topic = {1}.topic and {0}.`partition` = {1}.`partition`"
-    )
     return ask(
         {"leadership": tables["leadership"]},
         turns=f"""
-            select {of}, time_ns, change, leader, isr, lag(leader) over (partition by {of} order by time_ns) as former,
-                row_number() over (partition by {of} order by time_ns desc) as place
+            select {OF}, time_ns, change, leader, isr, lag(leader) over (partition by {OF} order by time_ns) as former,
+                row_number() over (partition by {OF} order by time_ns desc) as place
             from leadership where isr is not null""",
         last="select * from turns where place = 1 and change != 'deleted' and leader >= 0",
         lost=f"""
-            select {of}, former, min(time_ns) as lost_ns from turns
+            select {OF}, former, min(time_ns) as lost_ns from turns
             where former >= 0 and leader >= 0 and leader != former and not array_contains(isr, former)
-            group by {of}, former""",
+            group by {OF}, former""",
         moved=f"""
             select l.cluster, l.former as broker_id, count(*) as partitions, min(l.lost_ns) as first_ns,
                 max(n.time_ns) as last_ns
-            from lost l join last n on {same.format("l", "n")}
+            from lost l join last n on {same("l", "n")}
                 and n.leader != l.former and array_contains(n.isr, l.former)
             group by l.cluster, l.former""",
-        ever=f"select distinct {of}, leader from turns where leader >= 0",
+        ever=f"select distinct {OF}, leader from turns where leader >= 0",
         led="select cluster, leader, count(*) as led from ever group by cluster, leader",
         leads="select cluster, leader, count(*) as partitions from last group by cluster, leader",
         spread="""

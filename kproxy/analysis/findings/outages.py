@@ -32,7 +32,7 @@ _SOON_NS = 2_000_000_000  # a broker that dies takes its connections with it; cl
 _NEAR_NS = 1_000_000_000
 _SERVED_NOT = ("ApiVersions", "SaslHandshake", "SaslAuthenticate")  # asked by a client that only connects
 _STORM_NS = 10_000_000_000
-_DOUBT_NS = 2_000_000_000  # an outage may have ended this long before anybody noticed it: less is no doubt
+DOUBT_NS = 2_000_000_000  # an outage may have ended this long before anybody noticed it: less is no doubt
 _SHUTDOWN_NS = 30_000_000_000  # a controlled shutdown hands leaders over, then ends
 _CONTROLLED_SHUTDOWN = (
     "This was a controlled shutdown: the broker moved its leaders to others before it went silent, and closed its "
@@ -250,7 +250,7 @@ def judge_silent(row: Silent, limits: Limits) -> Iterator[Finding]:
         is_gone and row.handed_over > 0 and row.handed_over >= row.taken and 5 * row.reset <= row.closed_soon
     )
     # Its end is when clients notice it: nobody may have asked for it before.
-    is_doubtful = is_gone and row.away_ns is not None and row.silent_ns - row.away_ns > _DOUBT_NS
+    is_doubtful = is_gone and row.away_ns is not None and row.silent_ns - row.away_ns > DOUBT_NS
     away_ns = max(0, row.away_ns or 0) if is_doubtful else row.silent_ns
     evidence = {
         "silent_ns": row.silent_ns,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from kproxy.analysis.findings.finding import SEVERITIES, Finding, at, broker_name, clean
+from kproxy.analysis.findings.finding import SEVERITIES, Finding, at, broker_name, clean, without_advice
 from kproxy.analysis.findings.kinds import LARGEST, NAMED, SUMMED, outcome
 
 
@@ -32,19 +32,16 @@ def _groups_first(found: Sequence[Finding]) -> list[Finding]:
         if one.kind == "growing_lag"
         for client in _value(one, "clients") or ()
     }
-    followers: dict[int | None, list[Finding]] = {}
+    alone: list[tuple[int, Finding]] = []
+    followers: dict[int, list[Finding]] = {}
     for index, one in enumerate(found):
         key = (one.cluster, _value(one, "topic"), _value(one, "client"))
         group = of_groups.get(key) if one.kind == "growing_lag" else None
-        followers.setdefault(group, []).append(one)
-        followers.setdefault(index, [])
-    return [
-        one._replace(
-            consequences=(*one.consequences, *(each._replace(change="", settings=()) for each in followers[index]))
-        )
-        for index, one in enumerate(found)
-        if any(one is each for each in followers.get(None, ()))
-    ]
+        if group is None:
+            alone.append((index, one))
+        else:
+            followers.setdefault(group, []).append(without_advice(one))
+    return [one._replace(consequences=(*one.consequences, *followers.get(index, ()))) for index, one in alone]
 
 
 def merged(several: Sequence[Finding]) -> dict[str, Any]:
