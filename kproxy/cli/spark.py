@@ -228,7 +228,7 @@ def _said_plainly() -> Iterator[None]:
         yield
     except PySparkException as fault:
         raise KproxyError(_removed(str(fault)) or _in_words(fault)) from None
-    except Py4JJavaError as fault:  # of a task, while rows are fetched one by one
+    except Py4JJavaError as fault:  # raised in a task while rows are fetched one by one
         text = str(fault)
         causes = re.findall(r"Caused by: \S+: (\[[A-Z_.]+\] .*)", text) or re.findall(r"Caused by: (.*)", text)
         said = _plain(causes[-1] if causes else str(fault.java_exception))
@@ -236,7 +236,7 @@ def _said_plainly() -> Iterator[None]:
 
 
 def _removed(text: str) -> str | None:
-    """What to say if Spark did not find a file that retention may have removed; None: another error."""
+    """The message for a file that Spark did not find since retention may have removed it; None: another error."""
     from kproxy.tables.retention import REMEDY, is_recorded
 
     found = re.search(r"/([^/\s]+\.parquet)\W*? [Ff]ile does not exist|/([^/\s]+\.parquet) does not exist", text)
@@ -301,7 +301,7 @@ def _settings(how: dict[str, Any], **more: Any) -> "Settings":
 
 @contextmanager
 def _mend_named(out: str, config: tuple[str, ...]) -> Iterator[None]:
-    """Where the JVM says no more than that a disk is full, or that a task's process is gone: what to do about it."""
+    """Add a remedy to errors of the JVM that only report a full disk, or that the process of a task has ended."""
     try:
         yield
     except KproxyError as fault:

@@ -54,7 +54,7 @@ RETRIED = (
     *("REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND", "NOT_ENOUGH_REPLICAS", "NETWORK_EXCEPTION"),
     *("NOT_LEADER_OR_FOLLOWER", "LEADER_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "UNKNOWN_TOPIC_OR_PARTITION"),
 )
-RETRIED_KINDS = ("no_leader", "timed_out")  # whose requests clients send again by themselves
+RETRIED_KINDS = ("no_leader", "timed_out")  # clients retry these requests by themselves
 _OWN_EPOCH = (
     "Without a transactional.id no other producer fences this one: it gave up on batches (delivery.timeout.ms), began "
     "a new epoch, and requests of the one before arrived after that. What it gave up on may be missing: look for what "
@@ -77,7 +77,7 @@ REPLICATED = (
     ),
     *("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "ConsumerGroupHeartbeat", "ShareGroupHeartbeat"),
 )
-_RARE_SHARE = 0.01  # of a client's requests to a broker
+_RARE_SHARE = 0.01  # a smaller share of a client's requests to a broker is rare
 _BEHIND = " behind"  # one of those: ends the name of an API
 _COUNTS = ("failed", "gave_up", "writes", "longest_wait_ns")  # of a Moment
 _STEPS_MAX = 2000  # of one finding: bounds what is kept of its times
@@ -133,7 +133,7 @@ class Unanswered(NamedTuple):
     still_wait: int  # of these: when the capture ended
     writes: int  # Produce
     longest_ns: int | None
-    waited_ns: int | None  # of those that gave up, together
+    waited_ns: int | None  # the sum over the requests that were given up
     apis: str
     asked: int  # requests of the client to the broker
     first_us: int
@@ -149,7 +149,7 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
         **missed_answers(),
         # A request that its client gave up on, or that still waits, failed while it waited; another when its connection
         # ended: not before what ended it.
-        # What stands behind such a request on its connection waits for other brokers, too.
+        # The requests behind a replicated one on its connection wait for the other brokers, too.
         replicating=f"""
             select source, connection, min(`number`) as first_number from missed
             where api in ({", ".join(map(literal, REPLICATED))}) group by source, connection""",
@@ -229,7 +229,7 @@ class Refused(NamedTuple):
 
 
 def topics_not_given() -> dict[str, str]:
-    """Steps of a question over `exchanges` and `topology`: `not_given`, clients to which Metadata refused topics.
+    """Steps of a question over `exchanges` and `topology`: `not_given`, a row for each client and refused topic.
 
     Errors of single topics in Metadata are in no row of `partitions`. A topic that appeared later was only new.
     """

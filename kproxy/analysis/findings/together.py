@@ -1,7 +1,7 @@
-"""Findings of one kind that are one matter, taken together as one: what several clients or APIs meet, what returns.
+"""Merges findings of one kind that have one reason: several clients or APIs fail for it, or it occurs repeatedly.
 
 A topic that does not exist fails the Metadata, Produce and Fetch of each of its clients; a host without CPU time pauses
-its brokers again and again. Only findings without a cause are taken together: consequences have their cause. Refuses to
+its brokers again and again. Only findings without a cause are merged: a consequence stands under its cause. Refuses to
 know how anything is found.
 """
 

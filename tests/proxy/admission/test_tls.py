@@ -1,4 +1,4 @@
-"""TLS end to end: clients and brokers that are Python's own, certificates of all kinds, and what operators are told."""
+"""TLS end to end: clients and brokers in Python, certificates of all kinds, and the log and metrics of failures."""
 
 import asyncio
 import json
@@ -99,7 +99,7 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
             await http.send(b"GET /metrics HTTP/1.1\r\n\r\n")
             with suppress(ConnectionResetError):
                 assert await http.rest() == b""
-            balancer = await Wire.dial(here.port)  # what stands behind it may speak TLS
+            balancer = await Wire.dial(here.port)  # a client behind the balancer may use TLS
             await balancer.send(b"\r\n\r\n\0\r\nQUIT\n" + bytes(4))
             with suppress(ConnectionResetError):
                 assert await balancer.rest() == b""
@@ -289,7 +289,7 @@ def test_what_is_wrong_with_a_brokers_tls_is_told_by_ready(settings, told, resul
         while True:
             sock, _ = await asyncio.get_running_loop().sock_accept(broker.sock)
             if settings is None:
-                await Wire(sock).send(b"\x15\x03\x03\x00\x02\x02\x50")  # as Java says that this is no TLS
+                await Wire(sock).send(b"\x15\x03\x03\x00\x02\x02\x50")  # the alert of a Java client: not TLS
             else:
                 with suppress(OSError):
                     await TlsWire(sock).begin(context, server_side=True)
@@ -498,7 +498,7 @@ def test_handshakes_that_are_left_open_keep_nobody_out(authority, monkeypatch, c
             left_open = [await Wire.dial(here.port) for _ in range(4)]
             for wire in left_open:
                 await wire.send(hello)
-            taken = 0 if sent else handshakes.AT_ONCE  # of a hello that is not complete, the kernel keeps the bytes
+            taken = 0 if sent else handshakes.AT_ONCE  # the kernel keeps the bytes of an incomplete ClientHello
             places = here.server.relays.worker.handshakes()._clients
             await here.until(lambda: here.server.relays.worker.gate.connections == len(left_open))
             await here.until(lambda: len(places._silent) == taken)
