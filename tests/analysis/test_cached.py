@@ -184,6 +184,7 @@ def test_a_capture_of_another_group_is_not_for_ones_own(place, monkeypatch):
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
+@pytest.mark.ring2
 def test_what_a_killed_process_was_writing_goes(place, made):
     script = (
         "import os, sys\nfrom kproxy.analysis import cached\nfrom kproxy.convert.job import Settings\n"

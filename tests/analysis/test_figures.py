@@ -66,6 +66,7 @@ def test_what_has_plots_of_its_own(place, whole):
     )
 
 
+@pytest.mark.ring2
 def test_moments_choose_rows_of_all(place, whole):
     with Tables(place) as tables:
         part = figures.answered(tables, until="+2s")
@@ -79,6 +80,7 @@ def test_moments_choose_rows_of_all(place, whole):
 NAMES = ("plain", "it's", 'quo"te', "back\\slash", "a''b", "\\", "--", "{x}", "$(rm)", "` or 1=1", "עברית", "x" * 200)
 
 
+@pytest.mark.ring2
 def test_names_in_commands_are_what_they_are(place, tmp_path):
     """Of clients with quotes, backslashes and signs in their names: chosen, asked for, and answered each."""
     for folder in place.iterdir():

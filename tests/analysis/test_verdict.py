@@ -64,6 +64,7 @@ def outage(place, also=lambda table: None, tried_s=()):
     return table.write(place)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("tried_s", "said"), [((25, 31.5), "13.1 s"), ((25,), "6.10 s to 13.1 s"), ((), "999 ms to 13.1 s")]
 )
@@ -228,6 +229,7 @@ def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
     assert "Broker 2 was gone for 999 ms to 13.1 s: 18 requests failed" in sentence(said)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("named", "tried_s", "served_s", "is_in_sync", "said"),
     [

@@ -373,6 +373,7 @@ def decision_of_kproxy(trial: Trial, topic_id: UUID) -> str:
     return "other"
 
 
+@pytest.mark.ring2
 def test_a_policy_refuses_what_an_authorizer_with_the_same_rights_refuses(
     broker: AuthorizedBroker,
 ) -> None:

@@ -109,6 +109,7 @@ def test_clients_learn_only_addresses_of_kproxy(bootstrap: str) -> None:
     assert endpoints(bootstrap) == {node_id: f"127.0.0.1:{port + 1 + node_id}" for node_id in (1, 2, 3)}
 
 
+@pytest.mark.ring2
 def test_java_consumes_in_a_share_group(bootstrap: str) -> None:
     """KIP-932: ShareFetch and ShareAcknowledge."""
     topic = create_topic(bootstrap)
@@ -201,6 +202,7 @@ def test_metrics_of_topics_match_what_clients_wrote(cluster: Cluster, tmp_path: 
         assert kproxy.metric("kproxy_protocol_faults_total") == 0
 
 
+@pytest.mark.ring2
 def test_a_consumer_that_has_nothing_to_fetch_still_lags(cluster: Cluster, tmp_path: Path) -> None:
     """An open transaction holds the Java consumer back; meanwhile neither its fetch requests nor the responses name the
     partition."""

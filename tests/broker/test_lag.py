@@ -525,6 +525,7 @@ def test_lag_through_a_gateway(cluster: Cluster, tmp_path: Path) -> None:
     compared(scene, capture)
 
 
+@pytest.mark.ring2
 def test_after_a_restart_heartbeats_make_groups_known_again(cluster: Cluster, tmp_path: Path) -> None:
     """Their members neither join nor commit: the connections are new, the members are not."""
     file = tmp_path / "kproxy.toml"

@@ -148,6 +148,7 @@ def of_connections(folder: Path) -> Counter[Row]:
     return Counter(tuple(row[name] for name in names) for row in rows if row["connection"] in asked)
 
 
+@pytest.mark.ring2
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("detail", ["batches", "headers"])
 def test_live_and_captured_agree(cluster: Cluster, detail: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import threading
 import uuid
 from pathlib import Path
 
+import pytest
 from confluent_kafka import KafkaError, Producer
 
 from tests.broker.cluster import wait_for
@@ -72,6 +73,7 @@ def shown(kproxy: Kproxy) -> str:
     return ssl.get_server_certificate((host, int(port)), timeout=10)
 
 
+@pytest.mark.ring2
 def test_tls_login_and_policy_change_at_once_in_all_workers(secured: SecuredBroker, tmp_path: Path) -> None:
     """The reload refuses and loses nothing; then the new settings apply to every connection."""
     authority = secured.security.authority

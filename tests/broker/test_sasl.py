@@ -45,6 +45,7 @@ def login(mechanism: str, password: str = "secret") -> dict[str, str]:
     }
 
 
+@pytest.mark.ring2
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("mechanism", MODULES)
 def test_librdkafka_logs_in_again_and_again(cluster: Cluster, kproxy: Kproxy, mechanism: str) -> None:

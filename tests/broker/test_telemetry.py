@@ -4,6 +4,7 @@ import json
 import uuid
 from pathlib import Path
 
+import pytest
 from confluent_kafka import Consumer, Producer
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -83,6 +84,7 @@ def push(kproxy: Kproxy, topic: str, folder: Path, wanted: dict[tuple[str, str],
     consumer.close()
 
 
+@pytest.mark.ring2
 def test_librdkafka_and_java_push_to_kproxy(cluster: Cluster, tmp_path: Path) -> None:
     settings = tmp_path / "kproxy.toml"
     settings.write_text("[[cluster]]\n[cluster.telemetry]\npush_interval_s = 0.5\n")

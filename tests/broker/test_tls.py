@@ -3,12 +3,15 @@
 import uuid
 from pathlib import Path
 
+import pytest
+
 from tests.broker.cluster import wait_for
 from tests.broker.secured import SecuredBroker
 from tests.broker.test_clients import consume
 from tests.broker.test_login import kproxy_with, produced
 
 
+@pytest.mark.ring2
 def test_certificates_on_both_sides_while_they_are_replaced(secured: SecuredBroker, tmp_path: Path) -> None:
     authority = secured.security.authority
     server, own = authority.server(file="of-kproxy"), authority.client("kproxy")

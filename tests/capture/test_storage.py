@@ -190,6 +190,7 @@ def test_listed_captures_keep_their_account(monkeypatch):
     assert [Storage().size(each) for each in Storage().captures(url)] == [4, 4]
 
 
+@pytest.mark.ring2
 def test_missing_or_refused_objects_are_reported(bucket, tmp_path, monkeypatch):
     url = bucket.put("good.pcap", capture("k41_midstream").read_bytes())
     summary = convert(["s3://captures/gone.pcap", url], tmp_path / "out", Settings(storage=bucket.storage))

@@ -154,6 +154,7 @@ class Terminals:
         return set(self.do("list-sessions", "-F", "#{session_name}", check=False).split())
 
 
+@pytest.mark.ring2
 def test_in_real_terminals_of_each_size_with_and_without_colours(tmp_path):
     """All figures of the head are complete, each table has its rows, and nothing is wider than the terminal."""
     if shutil.which("tmux") is None:

@@ -153,6 +153,7 @@ def test_concatenated_overlapping_captures_are_read_whole(tmp_path):
     assert read.unsplittable == {"times that go back": 7}
 
 
+@pytest.mark.ring2
 def test_parts_of_random_dialogues_change_nothing(tmp_path_factory):
     """One or two connections, with segments that are lost, late or duplicated."""
     total = Counter()

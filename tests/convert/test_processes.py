@@ -245,6 +245,7 @@ def test_a_file_that_grows_is_followed_until_interrupted(tmp_path, ending):
     assert len(rows(out, "exchanges", "growing.pcap")) == len(captures.expected("k41_BASE"))
 
 
+@pytest.mark.ring2
 def test_a_followed_file_that_is_rewritten_ends_as_incomplete(tmp_path):
     """As by rotation in place: later packets are at other positions, so waiting for them would never end."""
     path = tmp_path / "growing.pcap"

@@ -151,6 +151,7 @@ def test_a_dumb_terminal_gets_plain_lines():
     assert max(map(len, text.replace("\r", "").split("\n")[1:])) < 80  # the first line, with the addresses, is not cut
 
 
+@pytest.mark.ring2
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}])
 def test_on_a_terminal_it_shows_kproxy_top_and_restores_the_screen(environment):
@@ -166,6 +167,7 @@ def test_on_a_terminal_it_shows_kproxy_top_and_restores_the_screen(environment):
     assert "requests/s" in after
 
 
+@pytest.mark.ring2
 def test_no_child_process_survives_when_it_is_killed():
     process = subprocess.Popen(COMMAND, stdout=subprocess.PIPE, text=True)
     try:

@@ -273,6 +273,7 @@ def read_by(command, paths):
     return dict(zip([path.stem for path in paths], values, strict=True))
 
 
+@pytest.mark.ring2
 def test_batches_that_javas_client_or_librdkafka_reads_are_read(tmp_path):
     """For records compressed in unusual ways kproxy reads the same values."""
     paths = []

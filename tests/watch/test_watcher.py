@@ -236,6 +236,7 @@ def test_packets_on_a_link_give_the_exchanges_of_their_capture(cable, tmp_path, 
     assert captures.counted(map(captures.top_level, exchanges)) == expected
 
 
+@pytest.mark.ring2
 def test_a_second_cluster_at_the_same_addresses_is_reported(cable, tmp_path):
     """Both count as one cluster, and a finding reports it."""
     record = ("--record", str(tmp_path / "tables"))
@@ -307,6 +308,7 @@ def quiet(watch, metric="kproxy_requests_total"):
     return before and before == watch.total(metric)
 
 
+@pytest.mark.ring2
 def test_an_interface_that_disappears_and_returns_is_watched_again(tmp_path):
     with machine("gone") as here:
         here.run("ip", "link", "add", "here", "type", "veth", "peer", "name", "there")
@@ -333,6 +335,7 @@ def test_an_interface_that_disappears_and_returns_is_watched_again(tmp_path):
     assert "Traceback" not in log
 
 
+@pytest.mark.ring2
 def test_a_burst_is_reported_as_drops_and_connections_are_followed_on(tmp_path):
     with machine("burst") as here:
         start_cluster(here)
@@ -382,6 +385,7 @@ def test_broker_ports_are_learned_from_metadata_responses(tmp_path):
 NAMED = CLUSTER.replace("sys.argv[1].format(node_id), int(sys.argv[2])", "sys.argv[1], int(sys.argv[2]) + node_id")
 
 
+@pytest.mark.ring2
 def test_brokers_that_advertise_one_host_name_are_distinguished_by_port(tmp_path):
     with machine("named") as here:
         process = here.start(sys.executable, "-c", NAMED, "localhost", "9092", stdout=subprocess.PIPE)

@@ -535,6 +535,7 @@ def test_brokers_that_fall_silent_together_are_one_cause(tmp_path, silent_s, alo
         assert one.kind != "all_brokers_silent" or sentence(one).startswith("all 3 brokers answered nothing for ")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("paused_s", "change", "cause"),
     [

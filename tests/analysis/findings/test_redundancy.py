@@ -26,6 +26,7 @@ def refused(place, *states, error="NOT_ENOUGH_REPLICAS"):
     return table.write(place)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("states", "replicas"),
     [

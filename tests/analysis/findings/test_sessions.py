@@ -29,6 +29,7 @@ def written(table: made.Made, client: str, topic: str, at_s: float, error: str =
     table.partition(key, "response", topic, error=error, error_code=code)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("is_used", "refused", "is_found"), [(True, 9, True), (False, 9, False), (True, 0, False)])
 def test_a_topic_that_is_deleted_under_its_clients_explains_their_errors(tmp_path, is_used, refused, is_found):
     table = made.Made()

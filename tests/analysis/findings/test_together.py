@@ -61,6 +61,7 @@ def test_lag_of_a_client_follows_from_that_of_its_group():
     assert second == elsewhere
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("brokers", "where", "said"),
     [

@@ -138,6 +138,7 @@ def test_what_a_transparent_listener_cannot_do_is_refused(tmp_path, setting, sai
         load(file)
 
 
+@pytest.mark.ring2
 def test_kproxy_logs_in_for_its_own_questions_alone(tmp_path, monkeypatch):
     """A client's connection begins with the client's own bytes."""
     (tmp_path / "password").write_text("secret")

@@ -117,6 +117,7 @@ main()
 """
 
 
+@pytest.mark.ring2
 def test_what_is_found_is_dumped_once_by_all_workers(tmp_path):
     folder = tmp_path / "dumps"
     file = tmp_path / "kproxy.toml"

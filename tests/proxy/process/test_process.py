@@ -73,6 +73,7 @@ def settings(tmp_path):
     return make
 
 
+@pytest.mark.ring2
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_upgrade_under_load(settings, workers):
@@ -274,6 +275,7 @@ def test_a_file_that_changes_is_reloaded_if_the_settings_say_so(settings):
     live(test(), TIMEOUT_S)
 
 
+@pytest.mark.ring2
 def test_a_new_version_that_fails_leaves_the_old_one_serving(settings):
     async def test():
         first, second = Brokers(1), Brokers(1)
@@ -446,6 +448,7 @@ def test_signals_reach_the_third_kproxy_while_the_first_still_drains(settings):
     live(test(), TIMEOUT_S)
 
 
+@pytest.mark.ring2
 def test_who_stands_in_passes_signals_on(settings):
     """The process that the test has started is the kproxy of the moment, for whoever watches it: by each signal."""
 

@@ -223,9 +223,10 @@ def frames_of_the_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield counts
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("detail", ["headers", "topics"])
-def test_the_core_and_python_relay_and_count_alike(detail: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = range(40)
+@pytest.mark.parametrize("seeds", [range(8), range(8, 40)], ids=["few", "many"])
+def test_the_core_and_python_relay_and_count_alike(seeds: range, detail: str, monkeypatch: pytest.MonkeyPatch) -> None:
     port, broker_port = free_ports(6), free_ports(1)
     results = []
 
@@ -240,14 +241,15 @@ def test_the_core_and_python_relay_and_count_alike(detail: str, monkeypatch: pyt
     assert in_python == in_native
     frames = sum(count for key, count in in_native.items() if key[0] == "frames")
     assert sum(by_core) > frames * (0.5 if detail == "headers" else 0.1)  # fetches and heartbeats are Python's
-    assert detail == "headers" or in_native["topic", "topic 1", "records"] > 1000
+    assert detail == "headers" or in_native["topic", "topic 1", "records"] > 25 * len(seeds)
 
 
-@pytest.mark.parametrize("ends", [("clients",), ("brokers",), ("clients", "brokers")], ids="+".join)
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("ends", [("clients", "brokers"), ("clients",), ("brokers",)], ids="+".join)
 def test_the_core_relays_what_python_decrypts(
     ends: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeds = range(12)
+    seeds = range(6)
     port, broker_port = free_ports(6), free_ports(1)
     results = []
     secured = Secured.make(tmp_path, clients="clients" in ends, brokers="brokers" in ends)
@@ -336,8 +338,9 @@ async def refused(here: Live, seed: int) -> tuple[bytes, bytes]:
     return bytes(at_broker), bytes(at_client)
 
 
-def test_the_core_relays_what_a_policy_lets_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeds = range(20)
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("seeds", [range(5), range(5, 20)], ids=["few", "many"])
+def test_the_core_relays_what_a_policy_lets_pass(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     port, broker_port = free_ports(6), free_ports(1)
     results = []
 
@@ -354,8 +357,8 @@ def test_the_core_relays_what_a_policy_lets_pass(monkeypatch: pytest.MonkeyPatch
     assert python == native
     assert in_python == in_native
     assert refusals == by_native
-    assert sum(refusals.values()) > 100
-    assert sum(by_core) > 500
+    assert sum(refusals.values()) > 4 * len(seeds)
+    assert sum(by_core) > 25 * len(seeds)
 
 
 def test_a_defect_ends_one_connection_and_no_other(monkeypatch: pytest.MonkeyPatch, caplog) -> None:

@@ -3,6 +3,8 @@
 import asyncio
 from itertools import pairwise
 
+import pytest
+
 from kproxy.admin.asking import AdminPort
 from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT, METADATA
 from kproxy.views.top.explanations import MEANINGS
@@ -128,6 +130,7 @@ def test_keys_choose_sort_filter_open_and_pause():
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_a_kproxy_that_goes_away_is_asked_again():
     async def test():
         port = free_ports(6)

@@ -141,6 +141,7 @@ def test_without_a_detail_nothing_is_followed_and_no_process_runs():
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_if_the_process_is_killed_relays_go_on_and_another_one_follows(monkeypatch, tmp_path):
     set_in_kproxy(
         monkeypatch, tmp_path, "link._FIRST_PAUSE_S = 5.0"

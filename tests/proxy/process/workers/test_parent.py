@@ -391,6 +391,7 @@ def test_where_no_descriptor_is_left_for_a_template_kproxy_ends_as_it_says():
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_a_worker_that_is_being_forked_when_kproxy_is_to_end_does_not_keep_it(monkeypatch, tmp_path):
     """The others have been told to drain by then; nobody would tell this one."""
     patient_for(monkeypatch, tmp_path, "crew._STATUS_S = 0.1")
@@ -420,6 +421,7 @@ def test_a_worker_that_is_being_forked_when_kproxy_is_to_end_does_not_keep_it(mo
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_a_worker_that_is_stopped_gets_no_further_client(monkeypatch, tmp_path):
     """Those that it has got wait; others are served meanwhile."""
     patient_for(monkeypatch, tmp_path, "crew.LATE_S = 0.1")
@@ -442,6 +444,7 @@ def test_a_worker_that_is_stopped_gets_no_further_client(monkeypatch, tmp_path):
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_each_worker_takes_as_many_as_it_has_descriptors_for():
     """Two workers have twice as many clients as one process may; the parent has none of their sockets."""
 
@@ -632,6 +635,7 @@ def test_what_several_workers_count_is_what_one_counts():
     live(test(), PATIENCE_S)
 
 
+@pytest.mark.ring2
 def test_workers_are_told_that_a_log_is_shorter_than_they_know():
     """Truncated where one of them sees it: the other would wait for an end beyond the former one."""
 
