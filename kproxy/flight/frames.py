@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT
+from kproxy.wire.reading import Piece
 from kproxy.wire.session import Session
-from kproxy.wire.state import Piece
 from kproxy.wire.watched import boundary, is_framed, read_of
 
 ENDED = -1

@@ -242,13 +242,17 @@ class PartitionColumns(BodyRows):
             carries = (key, direction) in _CARRY
             source, cluster, connection, number, api, start, _ = self.common(info, exchange, direction)
             end_offset, asked = NONE, _asked(exchange) if direction == BROKER else None
+            last_topic = last_id = of_topic = None
             partitions = found.partitions if key != OFFSET_DELETE else _deleted(exchange, found)
             for partition in partitions:
                 if key == FETCH:
                     lag_records, lag_ns = _lag(exchange, direction, partition, positions)
                 if asked is not None:
                     end_offset = partition.high_watermark if key == FETCH else _end(key, partition, asked)
-                code = partition.error_code
+                code, topic, identity = partition.error_code, partition.topic, partition.topic_id
+                if of_topic is None or topic is not last_topic or identity is not last_id:  # to hash an id is slow
+                    last_topic, last_id, of_topic = topic, identity, topics[topic, identity]
+                metadata, group_id = partition.metadata, partition.group_id
                 packed.packed += packed.pack(
                     source,
                     cluster,
@@ -257,7 +261,7 @@ class PartitionColumns(BodyRows):
                     api,
                     start,
                     direction,
-                    topics[partition[:2]],
+                    of_topic,
                     partition.partition,
                     partition.bytes if carries else NONE,
                     partition.batches if carries else NONE,
@@ -272,8 +276,8 @@ class PartitionColumns(BodyRows):
                     partition.leader_epoch,
                     lag_records,
                     lag_ns,
-                    words[partition.metadata],
-                    words[_name(partition.group_id)],
+                    0 if metadata is None else words[metadata],
+                    0 if group_id is None else words[_name(group_id)],
                     end_offset,
                 )
             self.rows += len(partitions)

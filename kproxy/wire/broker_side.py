@@ -26,7 +26,8 @@ from kproxy.wire.events import (
 from kproxy.wire.interest import HOLD, STREAM
 from kproxy.wire.keeping import begin_answer, keep_answer
 from kproxy.wire.pairing import overtaken_by
-from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN, Piece
+from kproxy.wire.reading import Piece, Reading
+from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN
 
 MAX_HEAD = 256 * 1024  # of a response held up to its head: four thousand brokers, rewritten in one call
 
@@ -37,111 +38,94 @@ class BrokerSide(Editing):
     __slots__ = ()
 
     def _answers(self, view: Any, now: int) -> list[Piece]:
-        size = len(view)
-        pieces: list[Piece] = []
-        pos = sent = 0
-        start = now
+        reading = Reading(BROKER, view, now)
         if self._broker_left:
-            pos = sent = self._continue_answer(view, 0, size, now, pieces)
-            if self._handlers[BROKER] is not type(self)._answers:
-                return self._change(BROKER, view, pos, sent, pieces)
-            if self._broker_left:
-                if pos < size:
-                    self._leave(view[pos:])
-                return pieces
+            self._continue_answer(reading)
         elif self._broker_head:
-            view = self._joined(self._broker_head, view)
-            size = len(view)
+            reading.begin_with(self._joined(self._broker_head, view), self._broker_head_ns)
             self._broker_head = b""
-            start = self._broker_head_ns
-        pending = self.pending
-        completed = self.completed
-        unpack = frames.RESPONSE_HEAD.unpack_from
-        transform = self._transform
-        done = completed[1]
-        last = done + self._frames_left
-        while size - pos >= 8 and done < last:
-            length, correlation_id = unpack(view, pos)
-            if length < 4:
-                return self._not_kafka(BROKER, view, pos, sent, pieces, now)
-            if pending and (exchange := pending[0]).correlation_id == correlation_id:
-                del pending[0]
-            else:
-                self._mark(BROKER, pos)
-                unpaired = self._unpaired(correlation_id, view, pos, now)
-                if unpaired is None:
-                    return self._change(BROKER, view, pos, sent, pieces)
-                exchange = unpaired
-            plan = exchange.plan
-            end = pos + 4 + length
-            exchange.response_bytes = length + 4
-            exchange.response_start = start
-            start = now
-            if end > size or (length > SMALL_BODY and plan.scan is not None):
-                if sent < pos:
-                    pieces.append((CLIENT, view[sent:pos]))
-                self._mark(BROKER, pos)
-                self._begin_answer(exchange, length, now)
-                if self._broker_left:
-                    pos = self._continue_answer(view, pos, size, now, pieces)
-                sent = pos
-                if self._handlers[BROKER] is not type(self)._answers:
-                    return self._change(BROKER, view, pos, sent, pieces)
-                if self._broker_left:
-                    break
-                done = completed[1]
-                continue
-            quick = plan.quick_scan
-            if quick is None:
-                is_read = plan.scan is None and not plan.transforms_always
-            else:
-                try:
-                    exchange.throttle_ms, exchange.error_code, exchange.errors, carries = quick(view, pos + 8, end)
-                    exchange.decoded = FULL
-                    is_read = not (carries and transform is not None)
-                except ProtocolError:
-                    is_read = False
-            if not is_read:
-                self._mark(BROKER, pos)
-                replacement = self._read_answer(exchange, view[pos:end], now)
-                if self._handlers[BROKER] is not type(self)._answers:
-                    if self.slow[BROKER] is None:
-                        return self._change(BROKER, view, pos, sent, pieces)
-                    if sent < pos:
-                        pieces.append((CLIENT, view[sent:pos]))
-                    return self._change(BROKER, view, end, end, pieces)
-                if plan.kept is not None:
-                    keep_answer(plan.kept, exchange, view[pos:end])
-                if replacement is not None:
-                    if sent < pos:
-                        pieces.append((CLIENT, view[sent:pos]))
-                    if replacement:
-                        pieces.append((CLIENT, replacement))
-                    sent = end
-                    last -= 8 + (length >> 6)  # about the work of so many frames
-            if length > 4096:
-                last -= length >> 8
-            pos = end
-            completed[1] = done = done + 1
-            self._answered(exchange, now)
-            if self._own_answers or self._handshake is not None:
-                if sent < pos:
-                    pieces.append((CLIENT, view[sent:pos]))
-                    sent = pos
-                self._after_answer(exchange, pieces, now)
-                if self._handlers[BROKER] is not type(self)._answers:
-                    return self._change(BROKER, view, pos, sent, pieces)
-        if pos < size:
-            if self._broker_left or size - pos >= 8:  # this call has reached its limit of work
-                self._leave(view[pos:])
-            else:
-                self._broker_head = bytes(view[pos:])
-                self._broker_head_ns = start
-            if sent < pos:
-                pieces.append((CLIENT, view[sent:pos]))
-        elif sent < size:
-            pieces.append((CLIENT, view[sent:] if sent else view))
-        return pieces
+        reading.work = self._frames_left
+        framed = type(self)._answers
+        while (
+            reading.size - reading.pos >= frames.RESPONSE_HEAD_BYTES
+            and reading.work > 0
+            and not self._broker_left
+            and self._handlers[BROKER] is framed
+        ):
+            self._answer(reading)
+        if self._handlers[BROKER] is not framed:
+            return self._change(reading)
+        rest_bytes = reading.size - reading.pos
+        if rest_bytes and not self._broker_left and rest_bytes < frames.RESPONSE_HEAD_BYTES:
+            self._broker_head = bytes(reading.view[reading.pos :])
+            self._broker_head_ns = reading.start
+        elif rest_bytes:  # this call has reached its limit of work
+            self._leave(reading.view[reading.pos :])
+        if reading.sent < reading.pos:
+            reading.send(reading.pos)
+        return reading.pieces
+
+    def _answer(self, reading: Reading) -> None:
+        """Read the response that begins in a view, and pair it with its request."""
+        view, pos, now = reading.view, reading.pos, reading.now
+        length, correlation_id = frames.RESPONSE_HEAD.unpack_from(view, pos)
+        if length < frames.MIN_RESPONSE:
+            self._not_kafka(reading)
+            return
+        if self.pending and self.pending[0].correlation_id == correlation_id:
+            exchange = self.pending.pop(0)
+        else:
+            self._mark(BROKER, pos)
+            unpaired = self._unpaired(correlation_id, view, pos, now)
+            if unpaired is None:
+                return
+            exchange = unpaired
+        plan = exchange.plan
+        end = pos + 4 + length
+        exchange.response_bytes = length + 4
+        exchange.response_start = reading.start
+        reading.start = now
+        reading.work -= 1
+        if end > reading.size or (length > SMALL_BODY and plan.scan is not None):
+            reading.send(pos)
+            self._mark(BROKER, pos)
+            self._begin_answer(exchange, length, now)
+            if self._broker_left:
+                self._continue_answer(reading)
+            return
+        if not self._is_read_quickly(exchange, view, pos + frames.RESPONSE_HEAD_BYTES, end):
+            self._mark(BROKER, pos)
+            replacement = self._read_answer(exchange, view[pos:end], now)
+            if self._handlers[BROKER] is not type(self)._answers:
+                if self.slow[BROKER] is not None:  # which has a copy of the response
+                    reading.replace(end, b"")
+                    reading.pos = end
+                return
+            if plan.kept is not None:
+                keep_answer(plan.kept, exchange, view[pos:end])
+            if replacement is not None:
+                reading.replace(end, replacement)
+                reading.work -= 8 + (length >> 6)  # about the work of so many frames
+        if length > 4096:
+            reading.work -= length >> 8
+        reading.pos = end
+        self.completed[1] += 1
+        self._answered(exchange, now)
+        if self._own_answers or self._handshake is not None:
+            reading.send(end)
+            self._after_answer(exchange, reading.pieces, now)
+
+    def _is_read_quickly(self, exchange: Exchange, view: Any, begin: int, end: int) -> bool:
+        """Read the error codes of a response that is complete in a view. False: `_read_answer` has to read it."""
+        plan = exchange.plan
+        if plan.quick_scan is None:
+            return plan.scan is None and not plan.transforms_always
+        try:
+            exchange.throttle_ms, exchange.error_code, exchange.errors, carries = plan.quick_scan(view, begin, end)
+        except ProtocolError:
+            return False
+        exchange.decoded = FULL
+        return not (carries and self._transform is not None)
 
     def _after_answer(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
         """Handle the completion of a response: own responses that waited for it, and a SaslHandshake."""
@@ -221,51 +205,58 @@ class BrokerSide(Editing):
             else:
                 self._broker_kept = bytearray()
 
-    def _continue_answer(self, view: Any, pos: int, size: int, now: int, pieces: list[Piece]) -> int:
-        """Take the next bytes of the response in transit, from `pos` on; return where they end, or a walk stopped."""
-        stop = min(pos + self._broker_left, size)
+    def _continue_answer(self, reading: Reading) -> None:
+        """Read and send the next bytes of the response in transit, up to the end of either, or where a walk stopped."""
+        pos = reading.pos
         exchange = self._broker_exchange
-        if self._broker_walker is not None and exchange is not None:
-            stop = self._walk_answer(exchange, self._broker_walker, view, pos, stop, pieces, now)
-            if self._broker_exchange is None:
-                return stop  # a fatal fault
-            if self._broker_frame is not None:
-                self._broker_frame.add(view[pos:stop])
-        else:
-            if self._broker_frame is not None:
-                self._broker_frame.add(view[pos:stop])
-            if self._broker_kept is not None and not self._keep(view[pos:stop], now):
-                return stop
-            if not self._held:
-                pieces.append((CLIENT, view[pos:stop]))
-        self._broker_left -= stop - pos
+        reading.pos = self._pass_answer(exchange, reading, min(pos + self._broker_left, reading.size))
+        reading.sent = reading.pos
+        if self._handlers[BROKER] is not type(self)._answers:
+            return  # a fatal fault
+        self._broker_left -= reading.pos - pos
         if self._broker_left:
-            return stop
+            return
         self._broker_exchange = None
         self.completed[1] += 1
-        if exchange is None:  # a capture lost a part of it
+        if exchange is not None:  # else a capture lost a part of it
+            self._whole_answer(exchange, reading)
+
+    def _pass_answer(self, exchange: Exchange | None, reading: Reading, stop: int) -> int:
+        """Walk, copy and send bytes of the response in transit; return where a walk stopped, else `stop`."""
+        view, pos, now = reading.view, reading.pos, reading.now
+        if self._broker_walker is not None and exchange is not None:
+            stop = self._walk_answer(exchange, self._broker_walker, view, pos, stop, reading.pieces, now)
+            if self._broker_exchange is not None and self._broker_frame is not None:
+                self._broker_frame.add(view[pos:stop])
             return stop
+        if self._broker_frame is not None:
+            self._broker_frame.add(view[pos:stop])
+        if (self._broker_kept is None or self._keep(view[pos:stop], now)) and not self._held:
+            reading.pieces.append((CLIENT, view[pos:stop]))
+        return stop
+
+    def _whole_answer(self, exchange: Exchange, reading: Reading) -> None:
+        """Handle the completion of a response that was in transit: its body, its copy, its event."""
+        now = reading.now
+        framed = type(self)._answers
         if self._broker_walker is not None:
             self._answer_walked(exchange, now)
-            if self._handlers[BROKER] is not type(self)._answers:
-                return stop
         elif self._broker_kept is not None:
             frame = memoryview(bytes(self._broker_kept))
             self._drop_answer()
             replacement = self._read_answer(exchange, frame, now)
-            if self._handlers[BROKER] is not type(self)._answers:
-                if self.slow[BROKER] is not None:
-                    self.completed[1] -= 1  # counted when it is edited
-                    self._drop_frame(BROKER)  # the slow work has the whole frame
-                return stop
-            if self._held and replacement != b"":
-                pieces.append((CLIENT, frame if replacement is None else replacement))
+            if self._handlers[BROKER] is framed and self._held and replacement != b"":
+                reading.pieces.append((CLIENT, frame if replacement is None else replacement))
+        if self._handlers[BROKER] is not framed:
+            if self.slow[BROKER] is not None:
+                self.completed[1] -= 1  # counted when it is edited
+                self._drop_frame(BROKER)  # the slow work has the whole frame
+            return
         if exchange.plan.kept is not None:
             parts, self._broker_frame = self._broker_frame, None
             keep_answer(exchange.plan.kept, exchange, None if parts is None else parts.take())
         self._answered(exchange, now)
-        self._after_answer(exchange, pieces, now)
-        return stop
+        self._after_answer(exchange, reading.pieces, now)
 
     def _keep(self, part: Any, now: int) -> bool:
         """Copy the next bytes of a response. False: it must be held, and the budget of all connections is used up."""

@@ -18,8 +18,9 @@ from kproxy.wire.interest import Interest
 from kproxy.wire.keeping import keep_answer
 from kproxy.wire.kept import GAP
 from kproxy.wire.muting import Mutes
+from kproxy.wire.reading import Piece
 from kproxy.wire.session import Session
-from kproxy.wire.state import UNLIMITED, Piece, Usual
+from kproxy.wire.state import UNLIMITED, Usual
 
 
 class CapturedSession(Session):

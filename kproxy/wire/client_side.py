@@ -13,7 +13,6 @@ from kproxy.wire import frames, sasl
 from kproxy.wire.bodies import BodyWalker
 from kproxy.wire.events import (
     ANSWERED,
-    BROKER,
     CLIENT,
     FAILED,
     NO_ANSWER_EXPECTED,
@@ -25,6 +24,7 @@ from kproxy.wire.interest import ANSWER, AUTHORIZE, REFUSE, ApiPlan
 from kproxy.wire.keeping import begin_request, end_request, keep_request
 from kproxy.wire.kept import MAX_SMALL
 from kproxy.wire.own_answers import unsupported_api_versions
+from kproxy.wire.reading import Piece, Reading
 from kproxy.wire.state import (
     FEW_NOTED,
     FRAMES_PER_CALL,
@@ -38,7 +38,6 @@ from kproxy.wire.state import (
     NOTED_LEAST,
     SMALL_BODY,
     WIDEST_CHARACTER,
-    Piece,
     looked_bytes,
     named_count,
     said_bytes,
@@ -56,162 +55,142 @@ class ClientSide(Holding):
     __slots__ = ()
 
     def _requests(self, view: Any, now: int) -> list[Piece]:
-        size = len(view)
-        pieces: list[Piece] = []
-        pos = sent = 0
-        start = now
-        if self._client_left:
-            if self._client_held is not None:
-                pos = sent = self._hold(view, now, pieces)
-            else:
-                swallow = self._client_swallow
-                pos = self._continue_request(view, 0, size, now, pieces)
-                sent = pos if swallow else 0
-            if self._handlers[CLIENT] is not type(self)._requests:
-                return self._change(CLIENT, view, pos, sent, pieces)
-            if self._client_left:
-                if pos < size:
-                    self._leave(view[pos:])
-                if sent < pos:
-                    pieces.append((BROKER, view[sent:pos]))
-                return pieces
+        reading = Reading(CLIENT, view, now)
+        if self._client_held is not None:
+            self._hold(reading)
+        elif self._client_left:
+            swallow = self._client_swallow
+            self._continue_request(reading)
+            if swallow:
+                reading.sent = reading.pos
         elif self._client_head:
-            view = self._joined(self._client_head, view)
-            size = len(view)
+            reading.begin_with(self._joined(self._client_head, view), self._client_head_ns)
             self._client_head = b""
-            start = self._client_head_ns
-        pending = self.pending
-        completed = self.completed
-        max_request = self._max_request
-        unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
-        limit = self.max_in_flight
-        number = self._number
-        last = number + self._frames_left
-        while size - pos >= 12 and number < last:
-            if size - pos >= usual_bytes:
-                length, key_version, correlation_id, prefix = unpack(view, pos)
-            else:
-                length, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(view, pos)
-                prefix = None
-            if length < 8 or length > max_request:
-                return self._not_kafka(CLIENT, view, pos, sent, pieces, now)
-            end = pos + 4 + length
-            in_flight = len(pending)
-            is_usual = prefix == usual_prefix and key_version == usual_key_version and length + 4 >= usual_bytes
-            if (
-                is_usual
-                and end <= size
-                and in_flight < limit
-                and (usual_plan.request_reader is None or length <= SMALL_BODY)
-            ):
-                # Same prefix as an earlier request and complete in this view: record it without parsing.
-                exchange = Exchange(usual_plan, correlation_id, number, in_flight, length + 4, start)
-                exchange.request_end = start = now
-                (
-                    exchange.client_id,
-                    exchange.acks,
-                    exchange.max_wait_ms,
-                    exchange.group_id,
-                    exchange.transactional_id,
-                ) = usual_values
-                pending.append(exchange)
-                self._number = number = number + 1
-                completed[0] += 1
-                if usual_plan.reads_request:
-                    if usual_plan.keeps_small and length + 4 <= MAX_SMALL:  # heartbeats are the most frequent
-                        exchange.request_frame = bytes(view[pos:end])
-                        exchange.response_frame = None
-                    else:
-                        last -= self._read_request(exchange, view, pos, end, now)
-                pos = end
-                continue
-            if in_flight >= limit and self._is_full():
+        reading.work = self._frames_left
+        framed = type(self)._requests
+        while (
+            reading.size - reading.pos >= frames.REQUEST_HEAD_BYTES
+            and reading.work > 0
+            and not self._client_left
+            and self._handlers[CLIENT] is framed
+        ):
+            if not self._request(reading):
                 break
-            plan = self._interest.plans.get(key_version)
-            if plan is None:
-                plan = self._interest.plan(key_version)
-                if plan.known:
-                    last -= FRAMES_PER_CALL  # compiling the plan takes as long as all other work of a call
-            exchange = Exchange(plan, correlation_id, number, in_flight, length + 4, start)
-            start = now
-            self._mark(CLIENT, pos)
-            if plan.request or (self._doubts and not is_usual) or (not plan.known and number == 0):
-                if sasl.is_bare_gssapi(key_version) and number == 0:
-                    self._start_raw("GSSAPI", now)
-                    return self._change(CLIENT, view, pos, sent, pieces)
-                if self._doubts and not self._believes(view, pos, size):
-                    return self._not_kafka(CLIENT, view, pos, sent, pieces, now)
-                if plan.request == REFUSE:
-                    self._refuse(plan, now)
-                    return self._change(CLIENT, view, pos, sent, pieces)
-                if plan.request == ANSWER:
-                    if sent < pos:
-                        pieces.append((BROKER, view[sent:pos]))
-                    sent = end if end < size else size
-                    self._swallow(exchange, unsupported_api_versions(correlation_id))
-                elif plan.request == AUTHORIZE:
-                    last -= AUTHORIZED_WORK + (length >> (PAYLOAD_SHIFT if plan.api_key == PRODUCE else LOOKED_SHIFT))
-                    if plan.api_key == SASL_AUTHENTICATE:  # after a login other rules may decide requests
-                        last = number + 1
-                    held = self._authorize(exchange, view, pos, min(end, size), now)
-                    if held is not None:
-                        if sent < pos:
-                            pieces.append((BROKER, view[sent:pos]))
-                        sent = end if end < size else size
-                        if self._client_held is not None:
-                            self._number = number + 1
-                            pending.append(exchange)
-                            if self._handlers[CLIENT] is not type(self)._requests:
-                                return self._change(CLIENT, view, sent, sent, pieces)
-                            pos = size
-                            break
-                        if self._handlers[CLIENT] is not type(self)._requests:
-                            return self._change(CLIENT, view, pos, pos, pieces)
-                        if held:
-                            pieces.append((BROKER, held))
-            self._number = number = number + 1
-            pending.append(exchange)
-            if is_usual:
-                self._take_prefix(exchange, *usual_values)
-            elif plan.prefix is not None and not self._client_swallow:
-                last -= self._read_prefix(exchange, view, pos, end, size, now) >> LOOKED_SHIFT
-                if self._handlers[CLIENT] is not type(self)._requests:
-                    return self._change(CLIENT, view, pos, sent, pieces)
-                unpack, usual_bytes, usual_key_version, usual_prefix, usual_plan, usual_values = self._usual
-            if end > size or (length > SMALL_BODY and plan.request_reader is not None and not self._client_swallow):
-                self._begin_request(exchange, length)
-                begin = pos
-                pos = self._continue_request(view, pos, size, now, pieces, begins=True)
-                if self._client_prefix is not None:
-                    del self._client_prefix[max(pos - begin - 12, 0) :]  # the unwalked rest comes again
-                if self._client_left:
-                    break
-                continue
-            exchange.request_end = now
-            if plan.keeps_small and length + 4 <= MAX_SMALL:
-                exchange.request_frame = bytes(view[pos:end])
-                exchange.response_frame = None
-            elif plan.reads_request:
-                last -= self._read_request(exchange, view, pos, end, now)
-            completed[0] += 1
-            pos = end
-            if exchange.outcome is NO_ANSWER_EXPECTED:
-                self.events.append(exchange)
-            elif self._client_swallow or self._handshake is not None:
-                self._whole_request(exchange, pieces, now)
-                if self._handlers[CLIENT] is not type(self)._requests:
-                    return self._change(CLIENT, view, pos, sent, pieces)
-        if pos < size:
-            if self._client_left or size - pos >= 12:  # the limit of this call, or of pending requests, is reached
-                self._leave(view[pos:])
-            else:  # keep an incomplete header until it is complete
-                self._client_head = bytes(view[pos:])
-                self._client_head_ns = start
-            if sent < pos:
-                pieces.append((BROKER, view[sent:pos]))
-        elif sent < size:
-            pieces.append((BROKER, view[sent:] if sent else view))
-        return pieces
+        if self._handlers[CLIENT] is not framed:
+            return self._change(reading)
+        rest_bytes = reading.size - reading.pos
+        if rest_bytes and not self._client_left and rest_bytes < frames.REQUEST_HEAD_BYTES:
+            self._client_head = bytes(reading.view[reading.pos :])  # kept until the header is complete
+            self._client_head_ns = reading.start
+        elif rest_bytes:  # the limit of this call, or of pending requests, is reached
+            self._leave(reading.view[reading.pos :])
+        if reading.sent < reading.pos:
+            reading.send(reading.pos)
+        return reading.pieces
+
+    def _request(self, reading: Reading) -> bool:
+        """Read the request that begins in a view. False: it waits, because as many as may be are pending."""
+        view, pos, size = reading.view, reading.pos, reading.size
+        unpack, usual_bytes, usual_key_version, usual_prefix, _, usual_values = self._usual
+        prefix = None
+        if size - pos >= usual_bytes:
+            length, key_version, correlation_id, prefix = unpack(view, pos)
+        else:
+            length, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(view, pos)
+        if length < frames.MIN_REQUEST or length > self._max_request:
+            self._not_kafka(reading)
+            return True
+        in_flight = len(self.pending)
+        if in_flight >= self.max_in_flight and self._is_full():
+            return False
+        plan = self._interest.plans.get(key_version)
+        if plan is None:
+            plan = self._interest.plan(key_version)
+            if plan.known:
+                reading.work -= FRAMES_PER_CALL  # compiling the plan takes as long as all other work of a call
+        exchange = Exchange(plan, correlation_id, self._number, in_flight, length + 4, reading.start)
+        reading.start = reading.now
+        self._mark(CLIENT, pos)
+        # The same prefix as an earlier request: it is not parsed again.
+        is_usual = prefix == usual_prefix and key_version == usual_key_version and length + 4 >= usual_bytes
+        is_odd = plan.request or (self._doubts and not is_usual) or (not plan.known and not self._number)
+        if is_odd and not self._takes(exchange, key_version, reading):
+            return True
+        reading.work -= 1
+        self._number += 1
+        self.pending.append(exchange)
+        if self._client_held is not None:
+            return True
+        if is_usual:
+            (
+                exchange.client_id,
+                exchange.acks,
+                exchange.max_wait_ms,
+                exchange.group_id,
+                exchange.transactional_id,
+            ) = usual_values
+        elif plan.prefix is not None and not self._client_swallow:
+            reading.work -= self._read_prefix(exchange, view, pos, pos + 4 + length, size, reading.now) >> LOOKED_SHIFT
+            if self._handlers[CLIENT] is not type(self)._requests:
+                return True
+        is_walked = length > SMALL_BODY and plan.request_reader is not None and not self._client_swallow
+        if is_walked or pos + 4 + length > size:
+            self._begin_request(exchange, length)
+            self._continue_request(reading, begins=True)
+            if self._client_prefix is not None:  # bytes that were not walked come again
+                del self._client_prefix[max(reading.pos - pos - frames.REQUEST_HEAD_BYTES, 0) :]
+        else:
+            self._read_whole(exchange, reading, pos + 4 + length)
+        return True
+
+    def _takes(self, exchange: Exchange, key_version: int, reading: Reading) -> bool:
+        """Return whether a request is pending from now on, though maybe held or withheld from the broker.
+
+        If not, the side's state has changed: the bytes are no request, or the connection is closed.
+        """
+        plan, pos = exchange.plan, reading.pos
+        end = min(pos + exchange.request_bytes, reading.size)
+        if not self._number and sasl.is_bare_gssapi(key_version):
+            self._start_raw("GSSAPI", reading.now)
+            return False
+        if self._doubts and not self._believes(reading.view, pos, reading.size):
+            self._not_kafka(reading)
+            return False
+        if plan.request == REFUSE:
+            self._refuse(plan, reading.now)
+            return False
+        if plan.request == ANSWER:
+            reading.replace(end, b"")
+            self._swallow(exchange, unsupported_api_versions(exchange.correlation_id))
+        elif plan.request == AUTHORIZE:
+            reading.work -= AUTHORIZED_WORK
+            reading.work -= exchange.request_bytes - 4 >> (PAYLOAD_SHIFT if plan.api_key == PRODUCE else LOOKED_SHIFT)
+            if plan.api_key == SASL_AUTHENTICATE:  # after a login other rules may decide requests
+                reading.work = 1
+            instead = self._authorize(exchange, reading.view, pos, end, reading.now)
+            if instead is not None:
+                reading.replace(end, instead)
+            if self._client_held is not None:
+                reading.pos = end
+                return True
+            return self._handlers[CLIENT] is type(self)._requests
+        return True
+
+    def _read_whole(self, exchange: Exchange, reading: Reading, end: int) -> None:
+        """Read a request that is complete in a view, up to `end`."""
+        plan, view, pos = exchange.plan, reading.view, reading.pos
+        exchange.request_end = reading.now
+        if plan.keeps_small and exchange.request_bytes <= MAX_SMALL:  # heartbeats are the most frequent
+            exchange.request_frame = bytes(view[pos:end])
+            exchange.response_frame = None
+        elif plan.reads_request:
+            reading.work -= self._read_request(exchange, view, pos, end, reading.now)
+        self.completed[0] += 1
+        reading.pos = end
+        if exchange.outcome is NO_ANSWER_EXPECTED:
+            self.events.append(exchange)
+        elif self._client_swallow or self._handshake is not None:
+            self._whole_request(exchange, reading.pieces, reading.now)
 
     # --- requests in parts -------------------------------------------------------------------------------------------
 
@@ -240,12 +219,13 @@ class ClientSide(Holding):
         )
         self._note_at = NOTE_STEP
 
-    def _continue_request(
-        self, view: Any, pos: int, size: int, now: int, pieces: list[Piece], *, begins: bool = False
-    ) -> int:
-        """Take the next bytes of the request in transit, from `pos` on; return where they end, or a walk stopped."""
-        left = self._client_left
-        stop = min(pos + left, size)
+    def _continue_request(self, reading: Reading, *, begins: bool = False) -> None:
+        """Read the next bytes of the request in transit, up to its end, the view's, or where a walk stopped.
+
+        begins: they are its first bytes, whose prefix has been read.
+        """
+        view, pos, now = reading.view, reading.pos, reading.now
+        stop = min(pos + self._client_left, reading.size)
         exchange = self._client_exchange
         if self._client_body is not None:
             self._client_body += view[pos:stop]
@@ -253,25 +233,24 @@ class ClientSide(Holding):
             stop, _ = self._walk(self._client_walker, view, pos, stop)
         if self._client_frame is not None:
             self._client_frame.add(view[pos:stop])
-        self._client_left = left = left - (stop - pos)
-        if left and exchange is not None:
+        self._client_left -= stop - pos
+        is_whole = not self._client_left
+        if exchange is not None and not is_whole:
             if self._client_walker is not None:
                 self._note_walked(exchange, self._client_walker, now)
             elif self._client_body is not None:
                 self._note_copies(exchange, now)
-                if self._handlers[CLIENT] is not type(self)._requests:
-                    return pos
-        if self._client_prefix is not None and exchange is not None and not begins:
+        if exchange is not None and self._client_prefix is not None and not begins:
             self._extend_prefix(exchange, view[pos:stop], now)
-            if self._handlers[CLIENT] is not type(self)._requests:
-                return pos
-        if not left:
+        if self._handlers[CLIENT] is not type(self)._requests:
+            return  # a fatal fault
+        reading.pos = stop
+        if is_whole:
             self._client_exchange = None
             self.completed[0] += 1
             if exchange is not None:
                 exchange.request_end = now
-                self._whole_request(exchange, pieces, now)
-        return stop
+                self._whole_request(exchange, reading.pieces, now)
 
     def _whole_request(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
         """Handle the completion of a request: its copies, its body, its event, its SASL state."""

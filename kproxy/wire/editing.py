@@ -11,8 +11,9 @@ from kproxy.wire.authorizer import Later
 from kproxy.wire.client_side import ClientSide
 from kproxy.wire.events import BROKER, CLIENT, FAILED, Exchange
 from kproxy.wire.keeping import keep_answer
+from kproxy.wire.reading import Piece, Reading
 from kproxy.wire.slow_work import SlowWork
-from kproxy.wire.state import SMALL_BODY, Piece
+from kproxy.wire.state import SMALL_BODY
 
 
 class Editing(ClientSide):
@@ -90,7 +91,10 @@ class Editing(ClientSide):
         response_bytes = exchange.response_bytes
         exchange.response_bytes = len(frame)  # the size in the forwarded head must be that of the edited frame
         self._handlers[BROKER] = type(self)._answers
-        work.at = self._continue_answer(frame, work.at, len(frame), now, pieces)
+        reading = Reading(BROKER, frame, now, pieces)
+        reading.pos = work.at
+        self._continue_answer(reading)
+        work.at = reading.pos
         exchange.response_bytes = response_bytes
         if self.slow[BROKER] is None:
             return False
@@ -113,7 +117,7 @@ class Editing(ClientSide):
     def _begin_answer(self, exchange: Exchange, length: int, now: int) -> None:
         raise NotImplementedError
 
-    def _continue_answer(self, view: Any, pos: int, size: int, now: int, pieces: list[Piece]) -> int:
+    def _continue_answer(self, reading: Reading) -> None:
         raise NotImplementedError
 
     def _read_unedited(self, exchange: Exchange, frame: Any, now: int) -> bytes | None:

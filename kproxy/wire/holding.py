@@ -15,8 +15,9 @@ from kproxy.wire.authorizer import MAX_HELD_REQUEST, Answer, Close, Decision, Ho
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.keeping import keep_request
 from kproxy.wire.raw_sasl import RawSaslSides
+from kproxy.wire.reading import Piece, Reading
 from kproxy.wire.slow_work import SlowWork
-from kproxy.wire.state import SMALL_BODY, Piece
+from kproxy.wire.state import SMALL_BODY
 
 
 class Holding(RawSaslSides):
@@ -63,16 +64,16 @@ class Holding(RawSaslSides):
             self._client_left -= stop - pos
         return b""
 
-    def _hold(self, view: Any, now: int, pieces: list[Piece]) -> int:
-        """Take the next bytes of a held request, and decide it when it is complete; return how many were taken."""
-        stop = min(self._client_left, len(view))
+    def _hold(self, reading: Reading) -> None:
+        """Take the next bytes of a held request, and decide it when it is complete."""
         held, exchange = self._client_held, self._client_exchange
         assert held is not None and exchange is not None and self._authorizer is not None
-        if not self._keep_request(exchange, view[:stop], now):
-            return stop
-        self._client_left -= stop
+        reading.pos = reading.sent = min(self._client_left, reading.size)
+        if not self._keep_request(exchange, reading.view[: reading.pos], reading.now):
+            return
+        self._client_left -= reading.pos
         if self._client_left:
-            return stop
+            return
         self._interest.held.end(self)
         frame = memoryview(held)
         self._whole_held(exchange, frame)
@@ -82,9 +83,8 @@ class Holding(RawSaslSides):
         elif exchange.plan.request_reader is not None and len(frame) > SMALL_BODY:
             self._begin_slow(CLIENT, SlowWork(exchange, partial(_decided, decision), frame))
         else:
-            self._obey_held(exchange, decision, frame, now)
-            self._pass_held(exchange, frame, pieces, now)
-        return stop
+            self._obey_held(exchange, decision, frame, reading.now)
+            self._pass_held(exchange, frame, reading.pieces, reading.now)
 
     def _whole_held(self, exchange: Exchange, frame: Any) -> None:
         """Note that a held request is complete."""

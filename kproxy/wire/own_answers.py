@@ -16,7 +16,8 @@ from kproxy.wire.authorizer import Answer
 from kproxy.wire.events import ANSWERED_BY_PROXY, CLIENT, FULL, NONE, Exchange
 from kproxy.wire.keeping import keep_answer
 from kproxy.wire.muting import Mutes
-from kproxy.wire.state import Piece, SessionState
+from kproxy.wire.reading import Piece
+from kproxy.wire.state import SessionState
 
 MAX_OWN_BYTES = 1024 * 1024
 

@@ -13,7 +13,8 @@ from kproxy.wire import frames
 from kproxy.wire.events import BROKER, CLIENT, FULL, Exchange
 from kproxy.wire.interest import HOLD, ApiPlan, Interest
 from kproxy.wire.own_answers import OwnAnswers
-from kproxy.wire.state import NOTHING_USUAL, Piece
+from kproxy.wire.reading import Piece
+from kproxy.wire.state import NOTHING_USUAL
 
 MAX_OWN_ANSWER = 512 * 1024
 

@@ -14,7 +14,7 @@ from typing import Any
 from kproxy.wire import frames, sasl
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.own_requests import OwnRequests
-from kproxy.wire.state import Piece
+from kproxy.wire.reading import Piece, Reading
 
 MAX_TOKENS = 64  # of one login; GSSAPI takes three or four rounds
 
@@ -85,18 +85,20 @@ class RawSaslSides(OwnRequests):
         if self._waiting is not None:
             self._keep_waiting(view, "its token", now)
             return []
-        size = len(view)
-        pos = min(self._client_left, size)
-        self._client_left -= pos
+        reading = Reading(CLIENT, view, now)
+        reading.pos = min(self._client_left, reading.size)
+        self._client_left -= reading.pos
         if self._client_head:
-            view = self._joined(self._client_head, view)
-            size = len(view)
+            reading.begin_with(self._joined(self._client_head, view), now)
             self._client_head = b""
         raw = self._raw
-        while size - pos >= 4:
+        view, size = reading.view, reading.size
+        while size - reading.pos >= 4:
+            pos = reading.pos
             length = _size(view, pos)
             if not 0 <= length <= self._max_request:
-                return self._not_kafka(CLIENT, view, pos, 0, [], now)
+                self._not_kafka(reading)
+                return self._change(reading)
             is_token = raw.is_token(view, pos, size)
             if is_token is None:
                 break
@@ -104,69 +106,71 @@ class RawSaslSides(OwnRequests):
                 self._shift += pos
                 self._keep_waiting(view[pos:], "its token", now)
                 self._shift -= pos
-                return [(BROKER, view[:pos])] if pos else []
+                reading.send(pos)
+                return reading.pieces
             if not is_token:
                 self._handlers[CLIENT] = type(self)._requests
                 if raw.open_ended or raw.replies >= raw.tokens:
                     self._handlers[BROKER] = type(self)._answers
-                return self._change(CLIENT, view, pos, 0, [])
+                return self._change(reading)
             if length > sasl.MAX_TOKEN:
-                return self._not_kafka(CLIENT, view, pos, 0, [], now)
+                self._not_kafka(reading)
+                return self._change(reading)
             if raw.tokens >= MAX_TOKENS:
                 self._mark(CLIENT, pos)
                 text = f"a {raw.mechanism} login of more than {MAX_TOKENS} tokens: no mechanism of Kafka's has so many"
                 self._lost_framing(CLIENT, "sasl_token", text, now)
-                return self._change(CLIENT, view, pos, 0, [])
+                return self._change(reading)
             raw.tokens += 1
             self.sasl_tokens += 1
-            pos += 4 + length
-        if pos > size:
-            self._client_left = pos - size
-            pos = size
-        self._client_head = bytes(view[pos:])
-        return [(BROKER, view[:pos])] if pos else []
+            reading.pos += 4 + length
+        if reading.pos > size:
+            self._client_left = reading.pos - size
+            reading.pos = size
+        self._client_head = bytes(view[reading.pos :])
+        reading.send(reading.pos)
+        return reading.pieces
 
     def _broker_tokens(self, view: Any, now: int) -> list[Piece]:
-        size = len(view)
-        pos = min(self._broker_left, size)
-        self._broker_left -= pos
+        reading = Reading(BROKER, view, now)
+        reading.pos = min(self._broker_left, reading.size)
+        self._broker_left -= reading.pos
         raw = self._raw
         replied = done = False
-        if pos and not self._broker_left:
+        if reading.pos and not self._broker_left:
             replied, done = True, raw.replied(1)
         if self._broker_head:
-            view = self._joined(self._broker_head, view)
-            size = len(view)
+            reading.begin_with(self._joined(self._broker_head, view), now)
             self._broker_head = b""
-        left = self._frames_left
-        while not done and size - pos >= 4 and left > 0:
-            left -= 1
-            length = _size(view, pos)
+        view, size = reading.view, reading.size
+        reading.work = self._frames_left
+        while not done and size - reading.pos >= 4 and reading.work > 0:
+            reading.work -= 1
+            length = _size(view, reading.pos)
             if not 0 <= length <= sasl.MAX_TOKEN:
-                return self._not_kafka(BROKER, view, pos, 0, [], now)
+                self._not_kafka(reading)
+                return self._change(reading)
             self.sasl_tokens += 1
-            pos += 4 + length
-            if pos <= size:
+            reading.pos += 4 + length
+            if reading.pos <= size:
                 replied, done = True, raw.replied(length)
-        pieces: list[Piece] = []
         if done:
             self._handlers[BROKER] = type(self)._answers
             if self._handlers[CLIENT] is type(self)._client_tokens and not (self._client_left or self._client_head):
                 self._handlers[CLIENT] = type(self)._requests
-            self._change(BROKER, view, pos, 0, pieces)
+            self._change(reading)
         else:
-            if pos > size:
-                self._broker_left = pos - size
-                pos = size
-            if size - pos >= 4:
-                self._leave(view[pos:])
+            if reading.pos > size:
+                self._broker_left = reading.pos - size
+                reading.pos = size
+            if size - reading.pos >= 4:
+                self._leave(view[reading.pos :])
             else:
-                self._broker_head = bytes(view[pos:])
-            if pos:
-                pieces.append((CLIENT, view[:pos]))
+                self._broker_head = bytes(view[reading.pos :])
+            reading.send(reading.pos)
         if replied and self._waiting is not None:
-            self._read_waiting(pieces, now)
-        return pieces
+            self._read_waiting(reading.pieces, now)
+        return reading.pieces
 
 
 def _size(view: Any, pos: int) -> int:

@@ -51,7 +51,8 @@ from typing import Any
 from kproxy.wire import frames
 from kproxy.wire.broker_side import BrokerSide
 from kproxy.wire.events import BROKER, CLIENT, SIDES, Closed
-from kproxy.wire.state import FRAMES_WHILE_OTHERS_WAIT, Piece, Transform
+from kproxy.wire.reading import Piece
+from kproxy.wire.state import FRAMES_WHILE_OTHERS_WAIT, Transform
 
 __all__ = ["Piece", "Session", "Transform"]
 

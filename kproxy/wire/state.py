@@ -34,9 +34,9 @@ from kproxy.wire.keeping import emitted
 from kproxy.wire.kept import FrameInParts
 from kproxy.wire.muting import Mutes
 from kproxy.wire.pairing import LIMIT
+from kproxy.wire.reading import Piece, Reading
 from kproxy.wire.slow_work import NOTHING_SLOW, SlowSides
 
-Piece = tuple[int, Any]  # (the side to send to, a buffer that is valid until the next receive)
 Transform = Callable[[Exchange, memoryview], bytes | None]
 Handler = Callable[[Any, Any, int], list[Piece]]
 
@@ -237,20 +237,19 @@ class SessionState(SlowSides):
 
     # --- the unread rest of a view -----------------------------------------------------------------------------------
 
-    def _change(self, side: int, view: Any, pos: int, sent: int, pieces: list[Piece]) -> list[Piece]:
-        """The state changed at `pos`: send what was read, and leave the rest to the new state."""
-        if sent < pos:
-            pieces.append((1 - side, view[sent:pos]))
-            sent = pos
-        if self.slow[side] is not None:
-            self._leave(view[sent:])  # keep a backlog, even an empty one, until the slow work is done
-            return pieces
-        if sent < len(view):
-            self._rest = view[sent:]
+    def _change(self, reading: Reading) -> list[Piece]:
+        """The state changed: send what was read, and leave the rest to the new state."""
+        reading.send(reading.pos)
+        rest = reading.view[reading.sent :]
+        if self.slow[reading.side] is not None:
+            self._leave(rest)  # keep a backlog, even an empty one, until the slow work is done
+            return reading.pieces
+        if rest:
+            self._rest = rest
         self._is_odd = True
-        self._shift += sent
-        self._frames_left -= 8 + (sent >> 4)  # at least what it cost
-        return pieces
+        self._shift += reading.sent
+        self._frames_left -= 8 + (reading.sent >> 4)  # at least what it cost
+        return reading.pieces
 
     def _read_rest(self, side: int, now: int) -> list[Piece]:
         """Read the rest that `_change` left, in a loop: a view can contain thousands of state changes."""
@@ -494,15 +493,14 @@ class SessionState(SlowSides):
         """Record that the frame which later faults refer to begins at `pos` of the handler's view."""
         self._frame_at[side] = self._received[side] + self._shift + pos
 
-    def _not_kafka(self, side: int, view: Any, pos: int, sent: int, pieces: list[Piece], now: int) -> list[Piece]:
-        """Report that the bytes at `pos` are not the beginning of a frame."""
-        self._mark(side, pos)
-        kind, text = frames.sniff(bytes(view[pos : pos + 8]))
-        self._lost_framing(side, kind, text, now)
+    def _not_kafka(self, reading: Reading) -> None:
+        """Report that the next bytes are not the beginning of a frame; the side's state changes."""
+        self._mark(reading.side, reading.pos)
+        kind, text = frames.sniff(bytes(reading.view[reading.pos : reading.pos + 8]))
+        self._lost_framing(reading.side, kind, text, reading.now)
         waiting = self._take_waiting()
         if waiting and self._handlers[CLIENT] is type(self)._blind:
-            pieces.append((BROKER, waiting))  # no response will release these
-        return self._change(side, view, pos, sent, pieces)
+            reading.pieces.append((BROKER, waiting))  # no response will release these
 
     def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
         """Close a session that rewrites or authorizes; let a transparent one forward unread."""

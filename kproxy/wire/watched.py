@@ -7,8 +7,8 @@ its owner. Refuses to know the use of observed bytes.
 from typing import Any, Protocol
 
 from kproxy.wire.events import CLIENT
+from kproxy.wire.reading import Piece
 from kproxy.wire.session import Session
-from kproxy.wire.state import Piece
 
 UNKNOWN = -1
 

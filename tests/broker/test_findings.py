@@ -81,7 +81,7 @@ class Client:
     def run(self, *clients: Callable[[], None]) -> None:
         with ThreadPoolExecutor(len(clients)) as pool:
             for job in [pool.submit(client) for client in clients]:
-                job.result(120)
+                job.result()
 
 
 class Provoking(Client):
@@ -411,7 +411,7 @@ def runs(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> tuple[Ru
         provoking, behaving = Provoking(proxies[0], cluster.brokers[SLOW - 1]), Behaving(proxies[1])
         with ThreadPoolExecutor(2) as pool:
             for job in [pool.submit(provoking.all), pool.submit(behaving.all)]:
-                job.result(180)
+                job.result()
         live = [json.loads(proxy.get(f"/api/findings?{urlencode(THRESHOLDS)}"))["findings"] for proxy in proxies]
     found = []
     for proxy, live_findings, slept_s in zip(proxies, live, (provoking.slept_s, 0.0), strict=True):
