@@ -11,7 +11,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kproxy.protocol import codec, schema, shapes
+from kproxy.errors import Malformed
+from kproxy.protocol import codec, schema
 from kproxy.protocol.apis import (
     API_VERSIONS,
     CONSUMER_GROUP_HEARTBEAT,
@@ -314,7 +315,7 @@ class Interest:
             or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE, API_VERSIONS)
         ):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
-        plan.scan = shapes.remembered(codec.response_scan(api.key, version))
+        plan.scan = codec.response_scan(api.key, version)
         address = schema.address_path(api.key, version)
         plan.carries_addresses = address is not None
         plan.response = STREAM if api.key in (FETCH, SHARE_FETCH) else SCAN
@@ -340,7 +341,7 @@ class Interest:
         if self._kept is not None and api.key in self._kept.apis:
             plan.kept = self._kept
             if api.key in self._kept.small and plan.response != HOLD and plan.response_reader is None:
-                plan.quick_scan = shapes.remembered(codec.response_scan(api.key, version), _is_success)
+                plan.quick_scan = partial(_scan_of_success, plan.scan)
                 plan.keeps_small = True
         elif plan.response_reader is None and (plan.response != HOLD or address == schema.NODE_ENDPOINTS):
             plan.quick_scan = plan.scan
@@ -384,9 +385,12 @@ def _client_id_prefix(buffer: Any, start: int, end: int) -> tuple[tuple[Any, ...
     return (client_id, *_NO_FIELDS), stop
 
 
-def _is_success(found: Scanned) -> bool:
-    """Return whether a response has no error; one with an error is kept, so it is read without the quick scan."""
-    return not found[2]
+def _scan_of_success(scan: Scan, buffer: Any, start: int, end: int) -> Scanned:
+    """Read a response without an error. Raises Malformed for one with an error, of which the frame is kept."""
+    found = scan(buffer, start, end)
+    if found[2]:
+        raise Malformed("the response has an error")
+    return found
 
 
 def _signed16(value: int) -> int:

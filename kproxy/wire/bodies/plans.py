@@ -27,7 +27,6 @@ from kproxy.protocol.records import (
     read_header,
 )
 from kproxy.protocol.schema import Field, address_path
-from kproxy.protocol.shapes import remembered
 from kproxy.wire.bodies.fields import Wanted, head_array
 from kproxy.wire.bodies.found import (
     BATCHES,
@@ -88,9 +87,7 @@ def body_reader(api_key: int, version: int, side: str, detail: int, logs: bool =
     frame behind the body are allowed, as the protocol does. With RECORDS a fourth argument is the Room for copies, with
     `logs` the last one is the Logs. `read` raises Malformed.
     """
-    plan = WholeBody(api_key, version, side, detail, logs)
-    read = plan.plan()
-    return remembered(read) if plan.detail == SUMS and side == "request" else read
+    return WholeBody(api_key, version, side, detail, logs).plan()
 
 
 @cache
