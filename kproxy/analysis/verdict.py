@@ -25,6 +25,7 @@ STANDSTILLS = {
     "broker_gone": "silent_ns",
     "broker_standing_still": "silent_ns",
     "broker_paused": "paused_ns",
+    "writes_waiting_together": "longest_ns",
     "coordinator_lost": "outage_ns",
     "offline_partitions": "longest_ns",
     "stuck_stable_offset": "stuck_ns",
@@ -36,7 +37,7 @@ STANDSTILLS = {
 # Kinds that users of the cluster feel; the others are advice.
 FELT = (
     *("broker_gone", "broker_standing_still", "all_brokers_silent", "coordinator_lost", "offline_partitions"),
-    *("broker_absent", "broker_paused", "not_enough_replicas"),
+    *("broker_absent", "broker_paused", "writes_waiting_together", "not_enough_replicas"),
     *("connects_failed", "tls_failed", "unanswered", "client_timeouts", *REFUSED, "reconnect_storm", "late_answers"),
     *("topic_deleted", "producers_standing_still", "records_lost", "records_given_up", "doubtful_records"),
     "resent_not_idempotent",
@@ -61,7 +62,10 @@ CHECKED = {
 # these nobody says that there is none.
 _SIGNS = {
     "broker_gone": ("broker_absent", "connects_failed", "unanswered", "client_timeouts", "under_replicated"),
-    "broker_standing_still": ("all_brokers_silent", "broker_paused", "client_timeouts", "unanswered", "late_answers"),
+    "broker_standing_still": (
+        *("all_brokers_silent", "broker_paused", "writes_waiting_together", "client_timeouts", "unanswered"),
+        "late_answers",
+    ),
     "producers_standing_still": ("not_enough_replicas", "offline_partitions", "client_timeouts", "unanswered"),
     "records_given_up": ("unanswered", "client_timeouts", "not_enough_replicas", "doubtful_records", "throttled"),
     "resent_not_idempotent": ("doubtful_records", "client_timeouts", "unanswered"),

@@ -33,6 +33,7 @@ _CLAUSES: Mapping[str, Callable[[Finding], str]] = {
     "broker_absent": lambda one: f"{_broker(one)} was not there from the capture's beginning, {_absent(one)}",
     "broker_standing_still": lambda one: f"{_broker(one)} stood still for {_gone(one)}",
     "broker_paused": lambda one: _paused(one),
+    "writes_waiting_together": lambda one: _waited(one),
     "all_brokers_silent": lambda one: f"{one.where} answered nothing for {_time(one, 'silent_ns')} at once",
     "coordinator_lost": lambda one: f"{one.where} was not served by its coordinator for {_time(one, 'outage_ns')}",
     "open_transaction": lambda one: (
@@ -286,6 +287,16 @@ def _paused(one: Finding) -> str:
     times = dict(one.evidence).get("times")
     often = "" if times is None or "broker" not in dict(one.place) else f" {_number(times)} times"
     return f"{_broker(one)} paused{often} for {'' if times is None else 'up to '}{_time(one, 'paused_ns')}"
+
+
+def _waited(one: Finding) -> str:
+    """Return where writes waited together, how long, and for which follower if that is known."""
+    of = dict(one.evidence)
+    number, times = dict(one.place).get("broker_id"), of.get("times")
+    follower = "" if number is None else f" for broker {number}, their follower"
+    how_long = f"{_number(times)} times for up to " if times else "for "
+    writes = f"writes with acks=all at {of['leaders']} waited together{follower}"
+    return f"{writes}, {how_long}{_time(one, 'longest_ns')}"
 
 
 def _gone(one: Finding) -> str:

@@ -182,6 +182,7 @@ def test_findings_are_the_same_on_both(one_partition, dataset, tmp_path):
 def test_pauses_and_absences_of_brokers_are_the_same_on_both(one_partition, tmp_path):
     for name, scene, kind in (
         ("pause", partial(made.pause, paused_s=1.5), "broker_paused"),
+        ("follower", made.pause_of_follower, "writes_waiting_together"),
         ("absence", partial(made.absence, named=(), tried_s=None, served_s=None, is_in_sync=False), "broker_absent"),
     ):
         table = made.Made()

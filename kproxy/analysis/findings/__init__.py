@@ -26,6 +26,7 @@ from kproxy.analysis.findings.consuming import PROBES as CONSUMING
 from kproxy.analysis.findings.deletions import PROBES as DELETIONS
 from kproxy.analysis.findings.failures import PROBES as FAILURES
 from kproxy.analysis.findings.finding import SEVERITIES, Finding, Moment, Probe, ranked
+from kproxy.analysis.findings.followers import PROBES as FOLLOWERS
 from kproxy.analysis.findings.given_up import PROBES as GIVEN_UP
 from kproxy.analysis.findings.groups import PROBES as GROUPS
 from kproxy.analysis.findings.kinds import KINDS, Kind
@@ -52,6 +53,7 @@ PROBES: tuple[Probe, ...] = (
     *OUTAGES,
     *ABSENCES,
     *SILENCES,
+    *FOLLOWERS,
     *REDUNDANCY,
     *CONNECTS,
     *FAILURES,

@@ -54,7 +54,8 @@ _OF_BROKER = ("broker_gone", "broker_standing_still")
 DOWN = (*_OF_BROKER, "all_brokers_silent")  # outages of brokers
 _PAUSED = ("broker_paused",)  # too short for elections and timeouts
 _ABSENT = ("broker_absent",)
-_TIMED = (*DOWN, *_PAUSED, *_ABSENT)  # causes of failures by the times of these
+_FOLLOWER = ("writes_waiting_together",)  # a pause of a follower, by its leaders
+_TIMED = (*DOWN, *_PAUSED, *_FOLLOWER, *_ABSENT)  # causes of failures by the times of these
 EDGES: tuple[Edge, ...] = (
     # Brokers that fall silent together.
     *_edges(("all_brokers_silent",), (*_OF_BROKER, *_PAUSED), (), MOSTLY),
@@ -85,6 +86,11 @@ EDGES: tuple[Edge, ...] = (
     *_edges(_ABSENT, ("not_enough_replicas",), (), OVERLAPS),
     *_edges(_ABSENT, ("client_timeouts", "unanswered", "no_leader", "timed_out"), (), FOLLOWS),
     *_edges(_ABSENT, ("producers_standing_still", "coordinator_lost", "controller_changes"), (), FOLLOWS),
+    # A follower that pauses.
+    *_edges(DOWN, _FOLLOWER, (), DURING),
+    *_edges(_PAUSED, _FOLLOWER, (), WITHIN),
+    *_edges(_FOLLOWER, ("under_replicated",), ("broker",), OVERLAPS),
+    *_edges(_FOLLOWER, ("client_timeouts", "unanswered", "producers_standing_still"), ("clients",), OVERLAPS),
     # Replicas and leaders.
     *_edges(("under_replicated",), ("not_enough_replicas", "timed_out"), (), OVERLAPS),
     *_edges(("offline_partitions",), ("no_leader", "growing_lag"), ("topic",), OVERLAPS),
@@ -135,7 +141,10 @@ EDGES: tuple[Edge, ...] = (
 )
 # Findings whose requests' times alone show their cause. A leader is slow while it waits for the replicas of another
 # broker; without these times, as live, nobody knows which. A percentile has no parts: most of the requests decide.
-_BY_MOMENTS = (*_edges(DOWN, ("slow_broker",), (), DURING), *_edges(_PAUSED, ("slow_broker",), (), WITHIN))
+_BY_MOMENTS = (
+    *_edges(DOWN, ("slow_broker",), (), DURING),
+    *_edges((*_PAUSED, *_FOLLOWER), ("slow_broker",), (), WITHIN),
+)
 _BY_CONSEQUENCE: dict[str, tuple[Edge, ...]] = {
     edge.consequence: tuple(each for each in EDGES if each.consequence == edge.consequence) for edge in EDGES
 }

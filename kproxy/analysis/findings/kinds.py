@@ -53,6 +53,7 @@ SUMMED = frozenset(
             "rebalances",
             "members",
             "waiting",
+            "answered_meanwhile",
             "waited_ns",
             "given_up_records",
             "given_up_batches",
@@ -140,6 +141,27 @@ KINDS = {
             "slow",
             says_again="paused {times} times, {paused_ns} at the longest, {in_all_ns} in all: {waiting} requests had "
             "waited that a broker answers at once",
+        ),
+        Kind(
+            "writes_waiting_together",
+            "Writes that waited together",
+            "{waiting} writes with acks=all at {leaders} waited for {longest_ns} at the same moment and were "
+            "acknowledged together; what these leaders share is {shared}: they answered {answered_meanwhile:other "
+            "request|other requests} at once meanwhile",
+            "A leader acknowledges a write with acks=all once its in-sync replicas have the records: a follower that "
+            "pauses keeps the writes of all its leaders waiting, up to replica.lag.time.max.ms (30 s).",
+            "Look at the follower's garbage collection log, its disks (iostat) and its host at that time, and at the "
+            "network between it and these leaders. Without a name, it is a broker that replicates partitions of all of "
+            "them.",
+            ("replica.lag.time.max.ms", "num.replica.fetchers"),
+            ("paused_s", "silent_requests_min", "felt_stood_still_s"),
+            "Produce requests with acks=all at two or more leaders that waited for the same time, while each of these "
+            "leaders answered other Produce or Fetch requests at once; the common follower by the replicas of their "
+            "partitions in Metadata",
+            "slow",
+            says_again="{times} times writes with acks=all at {leaders} waited at the same moment, for up to "
+            "{longest_ns}, {in_all_ns} in all, {waiting} of them; what these leaders share is {shared}: they answered "
+            "{answered_meanwhile:other request|other requests} at once meanwhile",
         ),
         Kind(
             "all_brokers_silent",

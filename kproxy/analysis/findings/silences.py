@@ -19,11 +19,14 @@ from kproxy.analysis.pieces import GROUPS, KNOWN_BROKERS, keyed, literal, ns, of
 _STEP_NS = 100_000_000  # answers are counted in steps of this: a silence is between two steps
 _ACTIVE_NS = 10_000_000_000  # brokers that answered this long before the silence count as silent ones
 _LATE_NS = 500_000_000  # a request has waited this long, a Fetch beyond its max_wait_ms
-_FETCHES = ("Fetch", "ShareFetch")
+FETCHES = ("Fetch", "ShareFetch")
 # Requests that a broker answers at once, by itself: from memory, or after a short read. A broker that starts lets
 # ApiVersions wait.
 _AT_ONCE = ("Metadata", "FindCoordinator", "ListOffsets", "OffsetForLeaderEpoch", "DescribeCluster")
-_TOGETHER_NS = 500_000_000  # a broker that goes on answers what waited within this
+TOGETHER_NS = 500_000_000  # a broker that goes on answers what waited within this
+# Nothing but the broker delays the answer: no earlier request, quota, lost segment or closed window.
+UNDELAYED = """coalesce(in_flight, 0) = 0 and coalesce(throttle_ms, 0) = 0 and coalesce(muted_ns, 0) = 0
+    and coalesce(loss_ns, 0) = 0 and coalesce(closed_window_ns, 0) = 0"""
 
 
 class Silence(NamedTuple):
@@ -43,7 +46,7 @@ def silences(tables: Tables, limits: Limits) -> Frame:
     """Rows of Silence, the longest first: those of at least two brokers, at each of which requests waited."""
     least_ns = f"{limits.all_silent_s * 1e9:.0f}"
     elsewhere = ", ".join(map(literal, REPLICATED))
-    fetches = ", ".join(map(literal, _FETCHES))
+    fetches = ", ".join(map(literal, FETCHES))
     gap = "g.cluster, g.last_ns, g.until_ns"
     same = "{0}.cluster is not distinct from {1}.cluster and {0}.last_ns = {1}.last_ns"
     return ask(
@@ -111,6 +114,21 @@ def judge_silence(row: Silence, limits: Limits) -> Iterator[Finding]:
     )
 
 
+def kept_waiting(least_ns: str) -> str:
+    """A SELECT of requests that waited so long, over `exchanged` (`pieces.keyed`), with `due_ns`: when an answer was
+    due that waits for nothing but its broker, after the max_wait_ms of a Fetch; null for other requests.
+    """
+    at_once, fetches = (", ".join(map(literal, apis)) for apis in (_AT_ONCE, FETCHES))
+    return f"""
+        select cluster, broker_key, {GROUPS["broker"]} as broker, known_id, {GROUPS["client"]} as client,
+            client_address as host, response_start_ns,
+            case when api in ({fetches}) then request_end_ns + {ns("coalesce(max_wait_ms, 500)")}
+                when api in ({at_once}) or (api = 'Produce' and acks = 1) then request_end_ns end as due_ns
+        from exchanged
+        where outcome = 'answered' and response_start_ns - request_end_ns >= {least_ns} and {UNDELAYED}
+            and {of_clients(False)}"""
+
+
 class Pause(NamedTuple):
     """A time in which a broker answered nothing, though several clients waited for answers that it gives at once."""
 
@@ -132,7 +150,6 @@ def pauses(tables: Tables, limits: Limits) -> Frame:
     went on. Where such requests wait at another broker for half as long meanwhile, the cause is none of one broker.
     """
     least_ns, half_ns = f"{limits.paused_s * 1e9:.0f}", f"{limits.paused_s * 5e8:.0f}"
-    at_once, fetches = (", ".join(map(literal, apis)) for apis in (_AT_ONCE, _FETCHES))
     return ask(
         {"exchanges": tables["exchanges"]},
         ("gaps", "asking", "paused"),
@@ -145,15 +162,7 @@ def pauses(tables: Tables, limits: Limits) -> Frame:
             group by cluster, broker_key, cast(floor(response_start_ns / {_STEP_NS}) as bigint)""",
         turns="select *, lead(first_ns) over (partition by cluster, broker_key order by step) as until_ns from served",
         gaps=f"select cluster, broker_key, last_ns, until_ns from turns where until_ns - last_ns >= {least_ns}",
-        asking=f"""
-            select cluster, broker_key, {GROUPS["broker"]} as broker, known_id, {GROUPS["client"]} as client,
-                client_address as host, response_start_ns,
-                case when api in ({fetches}) then request_end_ns + {ns("coalesce(max_wait_ms, 500)")}
-                    when api in ({at_once}) or (api = 'Produce' and acks = 1) then request_end_ns end as due_ns
-            from exchanged
-            where outcome = 'answered' and response_start_ns - request_end_ns >= {half_ns}
-                and coalesce(in_flight, 0) = 0 and coalesce(throttle_ms, 0) = 0 and coalesce(muted_ns, 0) = 0
-                and coalesce(loss_ns, 0) = 0 and coalesce(closed_window_ns, 0) = 0 and {of_clients(False)}""",
+        asking=kept_waiting(half_ns),
         waits="""
             select a.*, g.last_ns, g.until_ns, greatest(a.due_ns, g.last_ns) as since_ns
             from asking a join gaps g on a.cluster is not distinct from g.cluster and a.broker_key = g.broker_key
@@ -163,7 +172,7 @@ def pauses(tables: Tables, limits: Limits) -> Frame:
                 until_ns, max(until_ns - since_ns) as paused_ns,
                 count(distinct concat_ws(' ', client, host)) as clients, count(*) as waiting
             from waits
-            where until_ns - since_ns >= {least_ns} and response_start_ns <= until_ns + {_TOGETHER_NS}
+            where until_ns - since_ns >= {least_ns} and response_start_ns <= until_ns + {TOGETHER_NS}
             group by cluster, broker_key, last_ns, until_ns
             having count(distinct concat_ws(' ', client, host)) >= {limits.paused_clients_min}
                 and max(until_ns - since_ns) < {limits.silent_s * 1e9:.0f}""",

@@ -125,6 +125,12 @@ def _paused(several: Sequence[Finding]) -> tuple[str, Mapping[str, Any]]:
     return ", ".join(f"{name} ({often.get(count, f'{count} times')})" for name, count in told), more
 
 
+def _waited(several: Sequence[Finding]) -> tuple[str, Mapping[str, Any]]:
+    """Waits for one follower, or at the same leaders: how often and how long in all."""
+    in_all_ns = sum(dict(one.evidence)["longest_ns"] for one in several)
+    return several[0].where, {"times": len(several), "in_all_ns": in_all_ns}
+
+
 _Matter = tuple[Callable[[Finding], Hashable], Callable[[Sequence[Finding]], tuple[str, Mapping[str, Any]]]]
 _BY_TOPIC: _Matter = (lambda one: _value(one, "topic"), _refused)
 _BY_CLIENT: _Matter = (lambda one: _value(one, "client"), _refused)
@@ -133,4 +139,5 @@ _MATTERS: Mapping[str, _Matter] = {
     **dict.fromkeys(("unknown_topic", "not_enough_replicas", "no_leader", "timed_out"), _BY_TOPIC),
     **dict.fromkeys(("refused_authorization", "refused_too_large", "refused_records"), _BY_CLIENT),
     "broker_paused": (lambda one: True, _paused),
+    "writes_waiting_together": (lambda one: one.where, _waited),
 }

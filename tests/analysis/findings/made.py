@@ -547,6 +547,41 @@ def pause(
             ask(made, "writer", 1, after_s + at_s, took_s, api="Produce", acks=-1)
 
 
+def pause_of_follower(
+    made: Made,
+    *,
+    paused_s: float = 2.1,
+    leaders: tuple[int, ...] = (1, 3),
+    slow: str | None = None,
+    apart_s: float = 0,
+    replicas: tuple[tuple[int, ...], ...] = ((1, 2, 3), (3, 1, 2)),
+    after_s: float = 0,
+) -> None:
+    """Writes with acks=all at these leaders wait from the tenth second on; brokers 1 and 3 answer all else at once.
+
+    slow: another API that waits at broker 3 too. apart_s: how much later broker 3 acknowledges. replicas: of a
+    partition of brokers 1 and 3 each; () if nobody asked. after_s: when all of this begins.
+    """
+    for number in range(150):
+        at_s = number / 5
+        is_held = 10 <= at_s < 10 + paused_s
+        for partition, broker in enumerate((1, 3)):
+            waits_s = max(0.002, 10 + paused_s - at_s + apart_s * partition) if is_held else 0.002
+            for client in ("writer", "other"):
+                took_s = waits_s if broker in leaders else 0.002
+                ask(made, client, broker, after_s + at_s, took_s, api="Produce", acks=-1)
+                key = {name: made.rows["exchanges"][-1][name] for name in ("api", "connection", "number")}
+                made.partition({**key, "at_s": after_s + at_s}, "request", "orders", partition)
+            for client, api, columns in (("trusting", "Produce", {"acks": 1}), ("reader", "Fetch", {"max_wait_ms": 0})):
+                took_s = waits_s if (api, broker) == (slow, 3) else 0.002
+                ask(made, client, broker, after_s + at_s, took_s, api=api, **columns)
+    for partition, each in enumerate(replicas):
+        state = {"leader": each[0], "isr": each, "replicas": each, "change": "created", "time_ns": START_NS}
+        made.add("leadership", 0, topic="orders", partition=partition, **state)
+    for broker in (1, 2, 3, 4):
+        made.add("topology", 0, kind="broker", change="appeared", broker_id=broker, time_ns=START_NS)
+
+
 def absence(
     made: Made,
     named: Sequence[tuple[str, float]],
