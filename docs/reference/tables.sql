@@ -29,7 +29,7 @@ create table exchanges (
   `client_id` string comment 'the client.id in its requests',
   `request_bytes` bigint comment 'size of the request, including the 4 bytes of its length, in bytes',
   `response_bytes` bigint comment 'size of the answer, including the 4 bytes of its length, in bytes',
-  `outcome` string not null comment 'answered; answered_by_proxy: kproxy answered, no broker got it; no_answer_expected: acks=0; unanswered: the connection ended first; request_not_seen: only the answer was seen; lost: in a gap of the capture',
+  `outcome` string not null comment 'answered; answered_by_proxy: kproxy answered, no broker got it; no_answer_expected: acks=0; unanswered: the connection ended first; request_not_seen: only the answer was seen; lost: the answer is in a gap of the capture, or a later request of the connection was answered, since brokers answer in order',
   `error_code` smallint comment 'the answer\'s top-level code, else the first error inside; 0: none; null: no top-level code, and no error inside',
   `error` string comment 'the name of error_code: NONE for 0',
   `errors` int comment 'how many errors the answer has at all levels',

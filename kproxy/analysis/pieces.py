@@ -251,8 +251,7 @@ def missed_answers() -> dict[str, str]:
     on where its host tried to connect to that broker again, in vain, soon after the end. So are requests that were
     answered after their client had waited and closed the connection. The last requests of a client that ends do not
     count, nor those of a consumer that leaves its group, even if another with its client id follows, nor do long polls
-    that end in time, nor those before an answered request of their connection: brokers answer in order, so the capture
-    lacks their answers. On a connection that was open at the capture's end, where `is_open`, they had waited for
+    that end in time. On a connection that was open at the capture's end, where `is_open`, they had waited for
     OVERDUE_NS by then.
     """
     polls = ", ".join(map(literal, LONG_POLLS))
@@ -265,20 +264,13 @@ def missed_answers() -> dict[str, str]:
         "hung_up": """
             select source as its_source, connection as its_connection, max(closed_ns) as hung_up_ns
             from connections where closed_by = 'client' group by source, connection""",
-        "answered_to": """
-            select source, connection, max(`number`) as last_number from exchanges where outcome = 'answered'
-            group by source, connection""",
-        "pending": f"""
+        "cut_off": f"""
             select source, connection, `number`, cluster, {client} as client, client_address as host,
                 {broker} as broker, broker_id, api, unix_micros(`time`) as us, request_end_ns,
-                coalesce({ns("max_wait_ms")}, 0) as allowed_ns, outcome = 'answered' as is_too_late
+                coalesce({ns("max_wait_ms")}, 0) as allowed_ns
             from exchanges left join hung_up on source = its_source and connection = its_connection
             where (outcome = 'unanswered' or outcome = 'answered' and response_start_ns > hung_up_ns
                 and hung_up_ns >= request_end_ns + {_GAVE_UP_NS}) and {of_clients(False)}""",
-        "cut_off": """
-            select p.* from pending p left join answered_to a
-                on p.source = a.source and p.connection = a.connection
-            where is_too_late or a.last_number is null or a.last_number < p.`number`""",
         "captured": "select source, max(end_ns) as end_ns from connections group by source",
         "ended": """
             select source, connection,

@@ -83,8 +83,8 @@ OF_TABLES: Mapping[str, Mapping[str, str]] = {
         "request_bytes": "size of the request, including the 4 bytes of its length",
         "response_bytes": "size of the answer, including the 4 bytes of its length",
         "outcome": "answered; answered_by_proxy: kproxy answered, no broker got it; no_answer_expected: acks=0; "
-        "unanswered: the connection ended first; request_not_seen: only the answer was seen; lost: in a gap "
-        "of the capture",
+        "unanswered: the connection ended first; request_not_seen: only the answer was seen; lost: the answer is in a "
+        "gap of the capture, or a later request of the connection was answered, since brokers answer in order",
         "error_code": "the answer's top-level code, else the first error inside; 0: none; null: no top-level code, "
         "and no error inside",
         "error": "the name of error_code: NONE for 0",

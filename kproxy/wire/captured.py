@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from kproxy.wire import resync
-from kproxy.wire.events import BROKER, CLIENT, FAILED, NONE, Exchange, Gap
+from kproxy.wire.events import BROKER, CLIENT, FAILED, LOST, NONE, Exchange, Gap
 from kproxy.wire.interest import Interest
 from kproxy.wire.keeping import keep_answer
 from kproxy.wire.kept import GAP
@@ -181,6 +181,8 @@ class CapturedSession(Session):
             places = [place for place, each in enumerate(self.pending) if each.correlation_id == correlation_id]
             if len(places) == 1:
                 exchange = self.pending.pop(places[0])
+                for older in self.pending[: places[0]]:
+                    older.outcome = LOST  # unless its answer comes later
                 text = (
                     f"the answer {correlation_id} ({exchange.plan.api}) came before {places[0]} older ones; "
                     "a broker answers a connection in order"
@@ -289,4 +291,6 @@ class CapturedSession(Session):
             self._broker_head = head
         if skipped:
             self.events.append(Gap(side, self._received[side] - kept, skipped, True, now))
+            if side == BROKER:
+                self._gap_ns = now
         return []

@@ -21,7 +21,7 @@ ANSWERED_BY_PROXY = "answered_by_proxy"  # kproxy answered in the broker's place
 NO_ANSWER_EXPECTED = "no_answer_expected"  # a Produce with acks=0
 UNANSWERED = "unanswered"
 REQUEST_NOT_SEEN = "request_not_seen"
-LOST = "lost"  # its response is, entirely or in part, in a gap of the capture
+LOST = "lost"  # its response is, entirely or in part, in a gap of the capture, or a later request was answered
 
 # The part of a response that was read.
 FULL = "full"

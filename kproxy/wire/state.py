@@ -357,7 +357,9 @@ class SessionState(SlowSides):
         if exchange.outcome is REQUEST_NOT_SEEN:
             self.events.append(exchange)  # only a part of the response was seen
             return
-        if self._gap_ns != NONE and self._gap_ns >= exchange.request_start:
+        is_overtaken = cause == "overtaken" and self._seen_gap  # brokers answer in order: the capture lacks its answer
+        is_in_gap = self._gap_ns != NONE and self._gap_ns >= exchange.request_start
+        if exchange.outcome is LOST or is_overtaken or is_in_gap:
             exchange.outcome = LOST
             cause = "gap"
         else:

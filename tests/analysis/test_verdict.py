@@ -280,47 +280,6 @@ def test_a_broker_that_was_absent_until_nobody_asked_is_told_by_its_least_and_it
     assert "known to be away for 12.0 s: no client asked for it afterwards" in found_in_words(one)
 
 
-@pytest.mark.parametrize("is_answered", [True, False])
-def test_a_request_before_an_answered_one_of_its_connection_lacks_its_answer_in_the_capture(tmp_path, is_answered):
-    table = made.Made()
-    for number in range(40):
-        at_ns = made.START_NS + number * NS
-        lost = {"outcome": "unanswered", "latency_ns": None, "response_start_ns": None, "response_end_ns": None}
-        answer = {"response_start_ns": at_ns + made.MS, "response_end_ns": at_ns + made.MS}
-        table.exchange("other", "Metadata", number, request_end_ns=at_ns, **answer)
-        if number <= 10 or is_answered:
-            part = lost if number == 10 else answer
-            key = table.exchange("reader", "Fetch", number, request_end_ns=at_ns, max_wait_ms=500, **part)
-    made._connection(table, key["connection"], "10.0.0.1", 0.0, 40.0, close="open")
-    with Tables(table.write(tmp_path / "tables")) as tables:
-        said = verdict(tables, findings(tables, kinds=["unanswered"]))
-    assert said.figures.unanswered == len(said.findings) == (0 if is_answered else 1)
-
-
-@pytest.mark.parametrize(
-    ("lost", "said", "parts"),
-    [
-        (0, "Nothing failed; nothing stands out.", "all were answered, none refused"),
-        (1, "Nothing failed; nothing stands out.", "none was refused; the capture lacks 1 answer"),
-        (
-            40,
-            "Nothing stands out. "
-            "The capture lacks the answers of 40 of 40 requests: whether these failed is not known.",
-            "none was refused; the capture lacks 40 answers",
-        ),
-    ],
-)
-def test_of_answers_that_the_capture_lacks_nothing_is_claimed(tmp_path, lost, said, parts):
-    """A capture of one direction has none of them."""
-    table = made.Made()
-    for number in range(40):
-        table.exchange("app", "Metadata", number, **({"outcome": "lost", "latency_ns": None} if number < lost else {}))
-    with Tables(table.write(tmp_path / "tables")) as tables:
-        answer = verdict(tables, [])
-    assert (sentence(answer), next(figures(answer))[2]) == (said, parts)
-    assert (answer.not_found(["Metadata"]) == []) == (lost == 40)
-
-
 @pytest.mark.parametrize(("asked", "severity"), [(300, "warning"), (20, "critical")])
 def test_one_request_of_many_that_waits_is_no_standstill_of_its_client(tmp_path, asked, severity):
     table = made.Made()

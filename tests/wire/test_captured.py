@@ -6,7 +6,7 @@ import pytest
 
 from kproxy.protocol.apis import FETCH, METADATA, PRODUCE
 from kproxy.wire.captured import CapturedSession
-from kproxy.wire.events import ANSWERED, BROKER, CLIENT, OPAQUE, Gap
+from kproxy.wire.events import ANSWERED, BROKER, CLIENT, LOST, OPAQUE, UNANSWERED, Gap
 from kproxy.wire.interest import Interest
 from tests.wire.playbook import MS, Dialogue, foreign_request, request, response
 
@@ -30,6 +30,27 @@ def test_after_a_gap_the_next_plausible_frame_is_found_and_requests_with_lost_re
     talk.gap(BROKER, len(answer) + 3).broker(response(12, 4, 2)[3:]).broker(response(12, 4, 3))
     assert [(e.correlation_id, e.outcome) for e in talk.exchanges] == [(3, ANSWERED)]
     assert [(u.exchange.correlation_id, u.exchange.outcome) for u in talk.unanswered] == [(1, "lost"), (2, "lost")]
+
+
+@pytest.mark.parametrize("is_midstream", [True, False])
+def test_an_answer_in_bytes_that_are_skipped_until_the_next_frame_is_lost(is_midstream: bool) -> None:
+    """The last request is one that nobody answered before the connection closed."""
+    talk = captured(midstream=is_midstream).client(request(12, 4, 1))
+    if not is_midstream:
+        talk.gap(BROKER, 7)
+    talk.client(request(12, 4, 2)).broker(response(12, 4, 1)[7:]).broker(response(12, 4, 2)[7:])
+    talk.client(request(12, 4, 3)).broker(response(12, 4, 3)).client(request(12, 4, 4)).close(BROKER)
+    assert [(each.correlation_id, each.outcome) for each in talk.exchanges] == [(3, ANSWERED)]
+    outcomes = [(each.exchange.correlation_id, each.exchange.outcome) for each in talk.unanswered]
+    assert outcomes == [(1, LOST), (2, LOST), (4, UNANSWERED)]
+
+
+def test_the_answer_of_a_request_before_an_answered_one_is_lost() -> None:
+    """Without a gap that was seen: the older request is pending until its connection closes."""
+    talk = captured().client(b"".join(request(12, 4, number) for number in (1, 2, 3))).broker(response(12, 4, 2))
+    talk.close(BROKER)
+    outcomes = [(each.exchange.correlation_id, each.exchange.outcome) for each in talk.unanswered]
+    assert outcomes == [(1, LOST), (3, UNANSWERED)]
 
 
 def test_a_capture_that_starts_in_the_middle_never_invents_a_pairing() -> None:
