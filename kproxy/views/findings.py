@@ -62,6 +62,8 @@ def sentence(finding: Finding) -> str:
     if evidence.get("unknown_partitions"):
         of = f"{evidence['unknown_partitions']} of its partitions"
         words.append(f" at least: it is not known of {of}, since {evidence['unknown']}")
+    if evidence.get("numbers_of"):
+        words.append(f" on {evidence['numbers_of']}; others are slow too")
     if evidence.get("happened"):
         words.append(f"; {evidence['happened']}")
     if evidence.get("last_told_ns"):

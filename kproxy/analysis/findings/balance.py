@@ -186,9 +186,16 @@ def judge_broker(row: Broker, limits: Limits) -> Iterator[Finding]:
     is_very_slow = row.p99_ns >= limits.very_slow_produce_ms * MS
     if is_slower or (is_very_slow and row.rank == 1):
         # What another broker's writes wait for as long, at the same time, is no single broker's: a pause, for example.
-        if (not is_slower or 2 * row.shared > row.slow) and others is not None:
-            name, place, others = "all brokers", {}, None
-        slow = {"p99_ns": row.p99_ns, "others_p99_ns": others, "produces": row.produces, "slow": row.slow}
+        is_of_all = (not is_slower or 2 * row.shared > row.slow) and others is not None
+        slow = {
+            "p99_ns": row.p99_ns,
+            "others_p99_ns": None if is_of_all else others,
+            "produces": row.produces,
+            "slow": row.slow,
+            "numbers_of": name if is_of_all else None,
+        }
+        if is_of_all:
+            name, place = "all brokers", {}
         yield found("slow_broker", WARNING, row.p99_ns / 10e9, row.cluster, name, place, times, slow)
 
 

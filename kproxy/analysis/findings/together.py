@@ -131,6 +131,11 @@ def _waited(several: Sequence[Finding]) -> tuple[str, Mapping[str, Any]]:
     return several[0].where, {"times": len(several), "in_all_ns": in_all_ns}
 
 
+def _slow(several: Sequence[Finding]) -> tuple[str, Mapping[str, Any]]:
+    """Brokers that are slow together: the numbers of the slowest."""
+    return several[0].where, {}
+
+
 _Matter = tuple[Callable[[Finding], Hashable], Callable[[Sequence[Finding]], tuple[str, Mapping[str, Any]]]]
 _BY_TOPIC: _Matter = (lambda one: _value(one, "topic"), _refused)
 _BY_CLIENT: _Matter = (lambda one: _value(one, "client"), _refused)
@@ -139,5 +144,6 @@ _MATTERS: Mapping[str, _Matter] = {
     **dict.fromkeys(("unknown_topic", "not_enough_replicas", "no_leader", "timed_out"), _BY_TOPIC),
     **dict.fromkeys(("refused_authorization", "refused_too_large", "refused_records"), _BY_CLIENT),
     "broker_paused": (lambda one: True, _paused),
+    "slow_broker": (lambda one: dict(one.evidence).get("numbers_of") and True, _slow),
     "writes_waiting_together": (lambda one: one.where, _waited),
 }

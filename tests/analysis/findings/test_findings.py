@@ -349,6 +349,7 @@ def test_writes_that_are_slow_at_two_brokers_at_once_name_no_slow_broker(tmp_pat
     with Tables(table.write(tmp_path / "tables")) as tables:
         (one,) = findings(tables, kinds=["slow_broker"])
     assert (one.where, dict(one.evidence)["slow"]) == (where, 4)
+    assert dict(one.evidence).get("numbers_of") == ("broker 2 (10.0.1.2:9092)" if is_shared else None)
 
 
 def test_a_member_makes_others_wait_from_the_moment_that_all_of_them_had_joined(tmp_path):
@@ -968,7 +969,10 @@ def test_a_p99_of_two_requests_makes_no_broker_slow(tmp_path):
             table.exchange("writer", "Produce", number, broker=broker, acks=-1, latency_ns=2000 * made.MS)
     with Tables(table.write(tmp_path / "all")) as tables:
         (one,) = findings(tables, kinds=["slow_broker"])
-    assert (one.where, sentence(one)) == ("all brokers", "Produce takes 2.00 s at p99 (200 requests)")
+    assert (one.where, sentence(one)) == (
+        "all brokers",
+        "Produce takes 2.00 s at p99 (200 requests) on broker 1 (10.0.1.1:9092); others are slow too",
+    )
 
 
 def test_of_many_places_the_gravest_are_told_and_the_rest_counted(made_up):
