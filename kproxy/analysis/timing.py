@@ -219,7 +219,8 @@ def compare(
     second of capture, from its first request to its last answer, or of the step with --every; `rate_change` is that of
     `exchanges_per_second`. Percentiles are of exchanges with a response. Shares are of all requests. `everyday_share`
     has the errors of rebalances, elections, discovery and new topics, which clients handle by themselves, `error_share`
-    the others, and answers whose error is only inside. Of requests in the last 5 s of a capture none counts as
+    the others, and answers whose error is only inside. `records` are those of Produce requests and Fetch answers: as
+    sent, also where the write failed. Of requests in the last 5 s of a capture none counts as
     unanswered, since the capture may end before their answers. Groups whose share of failed requests rose by 0.01 or
     more come first; everyday errors are no failures.
 
@@ -229,9 +230,9 @@ def compare(
     --every, steps of time begin at the first exchange of each capture, and `after_ns` is the time from there to the
     step.
     """
-    rates = ("exchanges_per_second", "throttle_ms_per_second", "bytes_per_second")
+    rates = ("exchanges_per_second", "throttle_ms_per_second", "bytes_per_second", "records_per_second")
     shares = ("error_share", "everyday_share", "unanswered_share")
-    measures = ("exchanges", "p50_ns", "p99_ns", *rates[:1], *shares, "throttle_ms", "bytes", *rates[1:])
+    measures = ("exchanges", "p50_ns", "p99_ns", *rates[:1], *shares, "throttle_ms", "bytes", "records", *rates[1:])
     step = span_us(every) if every else 0
     into = f"cast(floor((unix_micros(`time`) - first_us) / {step}e0) as bigint) * {step * 1000} as after_ns, "
     names = [*(["after_ns"] if every else []), *by]
@@ -246,9 +247,10 @@ def compare(
                 try_divide(count(*), {seconds}) as exchanges_per_second,
                 try_divide(sum(throttle_ms), {seconds}) as throttle_ms_per_second,
                 try_divide(sum({ALL_BYTES}), {seconds}) as bytes_per_second,
+                try_divide(sum(records), {seconds}) as records_per_second,
                 avg(case when outcome in ('unanswered', 'lost') and unix_micros(`time`) < last_us - {OVERDUE_NS // 1000}
                     then 1e0 else 0e0 end) as unanswered_share,
-                sum(throttle_ms) as throttle_ms, sum({ALL_BYTES}) as bytes
+                sum(throttle_ms) as throttle_ms, sum({ALL_BYTES}) as bytes, sum(records) as records
             from {table} cross join (select min(unix_micros(`time`)) as first_us,
                 (max({_LAST_US}) - min(unix_micros(`time`))) / 1e6 as length_s from {table}) began
             join (select source as of_source, max({_LAST_US}) as last_us from {table} group by source) ended

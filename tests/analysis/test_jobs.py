@@ -644,11 +644,14 @@ def test_connections(frame):
 
 
 def test_compare(frame):
-    ours = frame(EXCHANGES, [exchange(n, latency=10) for n in range(4)] + [exchange(4, api="Fetch", latency=1)])
-    theirs = frame(EXCHANGES, [exchange(n, latency=30, errors=n % 2, throttle_ms=5) for n in range(2)])
+    ours = [exchange(n, n, latency=10, records=3) for n in range(5)] + [exchange(4, api="Fetch", latency=1, records=7)]
+    ours = frame(EXCHANGES, ours[1:])
+    theirs = frame(EXCHANGES, [exchange(n, latency=30, errors=n % 2, throttle_ms=5, records=9) for n in range(2)])
     assert rows(
         jobs.compare(ours, theirs), "api", "exchanges", "b_exchanges", "p99_change", "b_error_share", "b_throttle_ms"
     ) == [("Produce", 4, 2, 3.0, 0.5, 10), ("Fetch", 1, None, None, None, None)]
+    records = rows(jobs.compare(ours, theirs), "api", "records", "b_records", "records_per_second")
+    assert records == [("Produce", 12, 18, 3.0), ("Fetch", 7, None, 1.75)]
 
 
 def test_captures_of_different_length_are_compared_by_rates_and_without_everyday_errors(frame):
