@@ -37,7 +37,12 @@ class Throttled(NamedTuple):
 
 
 def throttled(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Throttled, the most throttled first."""
+    """Rows of Throttled, the most throttled first, up to the end of the last throttle.
+
+    Brokers that answer at once do not read the connection until the throttle ends; older ones delay the answer.
+    """
+    over_us = """greatest(unix_micros(`time`) + cast(throttle_ms as bigint) * 1000,
+        coalesce(cast(floor(response_end_ns / 1e3) as bigint), 0))"""
     return ask(
         {"exchanges": tables["exchanges"]},
         each_one=f"""
@@ -45,7 +50,7 @@ def throttled(tables: Tables, limits: Limits) -> Frame:
                 count_if(throttle_ms > 0) as throttled, sum(throttle_ms) as throttle_ms,
                 max(throttle_ms) as max_throttle_ms,
                 min(case when throttle_ms > 0 then unix_micros(`time`) end) as first_us,
-                max(case when throttle_ms > 0 then unix_micros(`time`) end) as last_us,
+                max(case when throttle_ms > 0 then {over_us} end) as last_us,
                 max(unix_micros(`time`) + coalesce(total_ns, 0) / 1e3) - min(unix_micros(`time`)) as span_us
             from exchanges where outcome = 'answered' and {of_clients(False)}
             group by source, connection, cluster, {GROUPS["client"]}, api""",

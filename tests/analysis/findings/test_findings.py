@@ -572,6 +572,26 @@ def test_a_pause_of_a_broker_is_found_by_clients_that_it_keeps_waiting(tmp_path,
     assert slow == ([cause] if cause else [])
 
 
+@pytest.mark.parametrize(("throttle_ms", "follows"), [(60_000, True), (2000, False)])
+def test_timeouts_of_a_client_follow_from_the_quota_as_long_as_its_throttle_lasts(tmp_path, throttle_ms, follows):
+    """The broker leaves its connection unread for a minute, or for 2 s: then nobody knows why it does not answer."""
+    table = made.Made()
+    for number in range(5):
+        made.ask(table, "greedy", 1, number, 0.002, api="Produce", acks=1, throttle_ms=throttle_ms)
+    for number in range(5):
+        asked_ns = made.START_NS + (25 + number) * 10**9
+        lost = {"outcome": "unanswered", "latency_ns": None, "throttle_ms": None, "request_end_ns": asked_ns}
+        key = table.exchange("greedy", "Produce", 25 + number, acks=1, **lost)
+    made._connection(table, key["connection"], "10.0.0.1", 0.0, 60.0)
+    for number in range(90):
+        made.ask(table, "other", 1, number, 0.002, api="Metadata")
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        answer = findings(tables)
+    (throttled,) = [one for one in answer if one.kind == "throttled"]
+    assert [each.kind for each in throttled.consequences].count("client_timeouts") == follows
+    assert [one.kind for one in answer].count("client_timeouts") == (not follows)
+
+
 def test_requests_that_are_slow_for_one_cause_are_one_row_of_an_overview(tmp_path):
     """A client that connects anew for each request is muted by three brokers; a broker keeps two clients waiting."""
     table = made.Made()
