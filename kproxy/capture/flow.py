@@ -1,7 +1,7 @@
 """One connection of a capture: the values of its row in `connections`.
 
-`receivers.py` takes its bytes, or they are discarded (`DEAF`). Refuses to know which packets belong to a flow, and when
-it ends.
+`receivers.py` takes its bytes, or `DISCARD` drops them. Refuses to know which packets belong to a flow, and when it
+ends.
 """
 
 from bisect import bisect_left, bisect_right
@@ -112,7 +112,7 @@ class Flow:
         self.session: CapturedSession | None = None
         self.heard_ns = time_ns  # the current time for the listener of its events
         self.later: Behind | None = None
-        self.talk = Conversation(DEAF, budget)
+        self.talk = Conversation(DISCARD, budget)
 
     def failed_connect(self, close: str) -> str | None:
         """How the connect of a flow that ends by `close` failed, as one of UNCONNECTED; None: it did not.
@@ -265,9 +265,9 @@ class Flow:
         """Only for a flow whose client is known."""
         return spelled(self.ends[1 - self.client])
 
-    def deafen(self) -> None:
-        """Nothing more of it is read."""
-        self.talk.receiver = DEAF
+    def discard_rest(self) -> None:
+        """Discard all further bytes of this connection."""
+        self.talk.receiver = DISCARD
 
     @property
     def _is_unanswered_tls(self) -> bool:
@@ -356,8 +356,8 @@ class Shard:
         self.zookeeper = zookeeper.Room(zookeeper_bytes)
 
 
-class Deaf:
-    """Takes the bytes of a connection that is neither Kafka's nor ZooKeeper's."""
+class Discard:
+    """Receiver that drops all bytes: the connection is neither Kafka's nor ZooKeeper's, or needs no more reading."""
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         pass
@@ -369,7 +369,7 @@ class Deaf:
         pass
 
 
-DEAF = Deaf()
+DISCARD = Discard()
 
 
 def _address(key: bytes) -> tuple[str, int]:

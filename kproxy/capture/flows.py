@@ -21,7 +21,7 @@ from kproxy.capture.clock import Clock
 from kproxy.capture.columns import inorder
 from kproxy.capture.columns.later import Deferred, Later
 from kproxy.capture.copies import Recent, times_of
-from kproxy.capture.flow import DEAF, UNCONNECTED, Deaf, Flow, Handlers, Shard
+from kproxy.capture.flow import DISCARD, UNCONNECTED, Discard, Flow, Handlers, Shard
 from kproxy.capture.keys import SHARDS, back, shard_of
 from kproxy.capture.packets import ACK, FIN, REASONS, RST, SYN, TOO_BIG, UNDELIVERED, Dissector, Segment
 from kproxy.capture.quality import FEW_PACKETS, Quality
@@ -277,7 +277,7 @@ class Flows:
         if way is None:
             return False
         flow = way[0]
-        return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, Kafka | Later | ZooKeeper | Deaf)
+        return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, Kafka | Later | ZooKeeper | Discard)
 
     def _stands(self, key: bytes) -> tuple[int, int]:
         """Where both sides of a key's connection stand, the key's own first."""
@@ -299,7 +299,7 @@ class Flows:
         receiver, segments, some = talk.receiver, stretch.segments, stretch.carrying
         if isinstance(receiver, Later):
             receiver.taken(segments, some, flip)
-        elif receiver is not DEAF:
+        elif receiver is not DISCARD:
             for side, start, end, time_ns in segments.rows(some.start, some.stop):
                 talk.clock_ns = max(talk.clock_ns, time_ns)
                 receiver.receive(side ^ flip, whole[start:end], talk.clock_ns)
@@ -611,13 +611,13 @@ class Flows:
         elif flow.info is not None and flow.speaks != content.ZOOKEEPER:
             self._handlers.ended(flow)
         flow.session = flow.later = None
-        flow.talk.receiver = DEAF
+        flow.talk.receiver = DISCARD
 
     def decide(self, flow: Flow, speaks: str) -> Receiver:
         """The protocol of a flow is known, or will never be."""
         flow.speaks = speaks
         if speaks not in (content.KAFKA, content.TLS, content.ZOOKEEPER):
-            return DEAF
+            return DISCARD
         if flow.client < 0:  # TLS in the middle of a stream: servers have the lower ports
             flow.client = int(flow.ends[0][1] < flow.ends[1][1])
         flow.info = self._info(flow)
@@ -628,7 +628,7 @@ class Flows:
             return ZooKeeper(session, flow.client, listen(flow.info) if listen is not None else None, flow.noted)
         if speaks == content.TLS:
             self._handlers.decided(flow)
-            return Alerts(flow) if flow.start_seen else DEAF
+            return Alerts(flow) if flow.start_seen else DISCARD
         midstream = not flow.start_seen or flow.lacks_beginning
         flow.session = CapturedSession(self._shards[shard_of(flow.keys[0])].interest, midstream=midstream)
         receiver = Kafka(flow, flow.session, self._handlers.decided(flow), flow.noted)

@@ -1,7 +1,7 @@
 """The receivers of a flow's bytes: they choose its protocol, and pass the bytes to a session.
 
-`Undecided` takes the bytes of a flow until its protocol is clear; then `Kafka` or `ZooKeeper` takes them, or they are
-discarded (`flow.DEAF`). Memory: 4 * content.HEAD bytes of a flow that is not decided yet, and what its session holds.
+`Undecided` takes the bytes of a flow until its protocol is clear; then `Kafka` or `ZooKeeper` takes them, or
+`flow.DISCARD` drops them. Memory: 4 * content.HEAD bytes of a flow that is not decided yet, and what its session holds.
 Refuses to know packets.
 """
 
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kproxy.capture import content, proxied
-from kproxy.capture.flow import DEAF, Flow, Listener, ZooKeeperListener
+from kproxy.capture.flow import DISCARD, Flow, Listener, ZooKeeperListener
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import Receiver
 from kproxy.capture.tls_alerts import is_alert
@@ -223,7 +223,7 @@ class Undecided:
             self._flow.lacks_beginning = not (isinstance(first, bytes) and content.begins_request(first))
         receiver = self._decide(self._flow, speaks)
         self._flow.talk.receiver = receiver
-        if receiver is DEAF:
+        if receiver is DISCARD:
             return
         skipped = self._skipped
         for side, delivery, now_ns in self._deliveries:

@@ -50,7 +50,7 @@ def is_alert(view: memoryview) -> bool:
 
 
 class Handshake(Protocol):
-    """What is followed: `client` is the side that began it, `alert` becomes (side, name).
+    """A connection that is followed: `client` is the side that opened it, `alert` becomes (side, name).
 
     `is_answered_in_clear` becomes True where the server's first bytes are no record of TLS;
     `is_probe` where the client ends within its first record, which no server answers.
@@ -61,8 +61,8 @@ class Handshake(Protocol):
     is_answered_in_clear: bool
     is_probe: bool
 
-    def deafen(self) -> None:
-        """Nothing more of it is to be received."""
+    def discard_rest(self) -> None:
+        """Stop receiving: discard all further bytes."""
 
 
 class Alerts:
@@ -98,7 +98,7 @@ class Alerts:
                 head.clear()
 
     def gap(self, side: int, count: int, now_ns: int) -> None:
-        self._flow.deafen()
+        self._flow.discard_rest()
 
     def close(self, side: int, now_ns: int) -> None:
         if side == self._flow.client:
@@ -113,7 +113,7 @@ class Alerts:
         if kind == ALERT and length == _ALERT_BYTES:
             if head[_HEAD] == FATAL and not self._is_server_first:  # before its first record the client met an end
                 flow.alert = side, _NAMES.get(head[_HEAD + 1], f"alert {head[_HEAD + 1]}")
-                flow.deafen()
+                flow.discard_rest()
         elif kind not in (CHANGE_CIPHER_SPEC, HANDSHAKE):
             self._encrypted(side, is_alert=kind == APPLICATION_DATA and length == _ENCRYPTED_BYTES)
 
@@ -130,4 +130,4 @@ class Alerts:
         if is_alert and (is_first if is_client else self._is_1_3):  # a client's later one is its close_notify
             flow.alert = side, ENCRYPTED
         self._is_over = True
-        flow.deafen()
+        flow.discard_rest()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from kproxy.capture.captures import Capture
 from kproxy.capture.columns.later import Later
 from kproxy.capture.decrypt import decrypt
-from kproxy.capture.flow import DEAF, Flow, Handlers
+from kproxy.capture.flow import DISCARD, Flow, Handlers
 from kproxy.capture.flows import Flows
 from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
@@ -376,7 +376,7 @@ class Counted:
     def let_go(self) -> None:
         """Drop everything but the counts, which can then be sent to another process."""
         self.flow.session = self.flow.later = None
-        self.flow.talk.receiver = DEAF
+        self.flow.talk.receiver = DISCARD
 
     def row(self) -> dict[str, Any]:
         info = self.flow.info

@@ -200,15 +200,15 @@ class Followed:
     """The detection applied to a handshake: its result, and how many bytes it read until it had enough."""
 
     def __init__(self, messages, cut):
-        self.client, self.alert, self.is_answered_in_clear, self.is_deaf = 1, None, False, False
+        self.client, self.alert, self.is_answered_in_clear, self.is_discarding = 1, None, False, False
         alerts = Alerts(self)
         for side, data in messages:
             for start in range(0, len(data), cut):
-                if not self.is_deaf:
+                if not self.is_discarding:
                     alerts.receive(side ^ 1, memoryview(data[start : start + cut]), 0)
 
-    def deafen(self):
-        self.is_deaf = True
+    def discard_rest(self):
+        self.is_discarding = True
 
 
 def tls(kind, size, data=None, version=3):
