@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kproxy.capture.clusters import CONNECTED, MAX_ADDRESSES, Address, Clusters, Labels, of_connections
-from kproxy.convert.spoken import SPOKEN
+from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
 from kproxy.protocol.apis import DESCRIBE_CLUSTER, METADATA
@@ -26,15 +26,15 @@ _READ = ["source", "api_key", "api_version", "broker_address", "broker_port", "r
 
 
 def heard(runs: Sequence[Path]) -> Clusters:
-    """Return the clusters that the exchanges of all captures show. runs: sorted runs of SPOKEN."""
+    """Return the clusters that the exchanges of all captures show. runs: sorted runs of KEPT_FRAMES."""
     clusters = Clusters()
-    for told in answers(writer.merged(SPOKEN, list(runs))):
+    for told in answers(writer.merged(KEPT_FRAMES, list(runs))):
         clusters.learn(*told)
     return clusters
 
 
 def answers(parts: Iterable[pa.Table]) -> Iterator[tuple[Address, dict[Address, int], str | None]]:
-    """Yield (address of the responding broker, node ids by address, cluster id) of rows of SPOKEN, without repeats."""
+    """Yield (responding broker's address, node ids by address, cluster id) of rows of KEPT_FRAMES, without repeats."""
     alike: set[tuple[str, str, int, int]] = set()  # hashes of decoded responses: most repeat an earlier one
     for part in parts:
         said_so = pc.is_in(part["api_key"], value_set=listed(part["api_key"].type, [METADATA, DESCRIBE_CLUSTER]))

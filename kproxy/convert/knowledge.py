@@ -1,9 +1,9 @@
 """Exchanges of all captures of a cluster -> the tables of insight: shared by `kproxy convert` and Spark.
 
-Duty: merges the exchanges of all captures, which `spoken` wrote to the disk, in the order of time, decodes them, and
-feeds them to one `Knowledge`; operations on ZooKeeper's tree go to its groups. So a generation that spans two rotated
-files is one rebalance. A row has the source of the exchange that completed it. Brokers are identified by addresses from
-any response of their capture, topics by ids from any capture, however late.
+Duty: merges the exchanges of all captures, which `kept_frames` wrote to the disk, in the order of time, decodes them,
+and feeds them to one `Knowledge`; operations on ZooKeeper's tree go to its groups. So a generation that spans two
+rotated files is one rebalance. A row has the source of the exchange that completed it. Brokers are identified by
+addresses from any response of their capture, topics by ids from any capture, however late.
 
 Memory: `writer.FAN_IN` runs of writer.STEP_BYTES each; the state of `Knowledge`; RUN_ROWS rows of each table. Does not
 read captures.
@@ -21,14 +21,14 @@ import pyarrow as pa
 
 from kproxy.capture.clusters import Labels
 from kproxy.capture.quality import Quality
-from kproxy.convert.spoken import SPOKEN
+from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.insight import rows as insight_rows
 from kproxy.insight.coordinator_logs import LOGS, Logged
+from kproxy.insight.decoded import decode_exchange
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.registry_groups import ConsumerGroups
 from kproxy.insight.repeats import Repeats
 from kproxy.insight.rows import RegistryRow, Row
-from kproxy.insight.spoken import spoken_of
 from kproxy.protocol.apis import FETCH
 from kproxy.tables import schema, writer
 from kproxy.tables.knowledge import KnowledgeColumns
@@ -98,8 +98,8 @@ def know(
 ) -> dict[str, Quality]:
     """Feed exchanges to one `Knowledge`, and its rows to `told`; returns counts of omitted input, by source.
 
-    runs, registry: sorted runs of SPOKEN and of the table registry. names: by source. clusters: by source, the clusters
-    of connections if there are several; then each cluster has a `Knowledge` of its own.
+    runs, registry: sorted runs of KEPT_FRAMES and of the table registry. names: by source. clusters: by source, the
+    clusters of connections if there are several; then each cluster has a `Knowledge` of its own.
     """
     everything = Names()
     for each in names.values():
@@ -109,7 +109,7 @@ def know(
     left_out: dict[str, Quality] = {}
     last: dict[str, tuple[str | None, int | None]] = {}  # by cluster: source and time of the last exchange
     source: str | None = None
-    for part in writer.merged(SPOKEN, list(runs)):
+    for part in writer.merged(KEPT_FRAMES, list(runs)):
         for batch in part.to_batches(max_chunksize=TOGETHER):
             before = _left_out(every)
             for said in batch.to_pylist():
@@ -147,12 +147,14 @@ def know(
                     for row in known.feed_log(logged):
                         told.add(source, row)
                     continue
-                spoken = spoken_of(*plan, *frames, *times, cluster=whose, source=source, broker=(host, port), **said)
-                if spoken is None:
+                exchange = decode_exchange(
+                    *plan, *frames, *times, cluster=whose, source=source, broker=(host, port), **said
+                )
+                if exchange is None:
                     left_out.setdefault(source, Quality()).note("not_decoded", at_ns, size=sum(map(_size, frames)))
                     continue
-                rows = list(known.feed(spoken))
-                repeats.fed(spoken, rows, known.topics.changes)
+                rows = list(known.feed(exchange))
+                repeats.fed(exchange, rows, known.topics.changes)
                 for row in rows:
                     told.add(source, row)
             missing = _left_out(every) - before

@@ -40,12 +40,12 @@ from kproxy.convert.job import (
     refuse_adding,
     refuse_replacing,
 )
+from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.convert.knowledge import Told, by_source, know
 from kproxy.convert.parts import processes as parts
 from kproxy.convert.parts.reader import Unsplittable
 from kproxy.convert.rows import Rows, quality_batch
 from kproxy.convert.shares import FED, Share, remove, share, sorters
-from kproxy.convert.spoken import SPOKEN
 from kproxy.convert.workers import Progress, Seen, Workers
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema, writer
@@ -64,7 +64,7 @@ log = logging.getLogger("kproxy.convert")
 class _Said:
     """The input of insight from all captures: sorted runs, and the names from each capture."""
 
-    spoken: writer.Sorter
+    kept_frames: writer.Sorter
     registry: writer.Sorter
     names: dict[str, Names]
 
@@ -104,7 +104,7 @@ def convert(
     work = dataset.begin("convert")
     try:
         places: dict[str, Path] = {}
-        said = _Said(writer.Sorter(SPOKEN, work, ".all"), writer.Sorter(schema.REGISTRY, work, ".all"), {})
+        said = _Said(writer.Sorter(KEPT_FRAMES, work, ".all"), writer.Sorter(schema.REGISTRY, work, ".all"), {})
         done: dict[int, Share] = {}
         failed: dict[int, CaptureError] = {}
         for number, read in _reads(jobs, work, processes, follow, progress):
@@ -121,7 +121,7 @@ def convert(
         for number, read in sorted(done.items()):  # in the order of the captures
             source = jobs[number].source
             summary.quality[source], summary.paths[source] = read.quality, jobs[number].paths
-            said.spoken.adopt(read.runs[SPOKEN.name])
+            said.kept_frames.adopt(read.runs[KEPT_FRAMES.name])
             said.registry.adopt(read.runs[schema.REGISTRY.name])
             said.names[source], numbers[source] = read.names, number
         _count_twice(summary.quality)
@@ -157,7 +157,7 @@ def _told_apart(
     before = read_manifest(summary.folder)
     is_anew = set(before.get("sources", ())) <= summary.paths.keys()
     earlier = Earlier({} if is_anew else before, given)
-    heard = clusters.heard(said.spoken.runs)
+    heard = clusters.heard(said.kept_frames.runs)
     of_addresses = earlier.labels(heard)
     for source in summary.paths:
         heard.note_nameless(summary.quality[source], source, heard.labels())
@@ -187,7 +187,7 @@ def _know(
 ) -> None:
     """Write the tables of insight, and `quality`, with counts of omitted input."""
     told = Told(work, ("source",))
-    left_out = know(cluster, said.spoken.runs, said.registry.runs, said.names, told, labels)
+    left_out = know(cluster, said.kept_frames.runs, said.registry.runs, said.names, told, labels)
     for table in schema.KNOWLEDGE:
         summary.rows[table.name] = 0
         files = {source: work / f"{number}.{table.name}.parquet" for source, number in numbers.items()}

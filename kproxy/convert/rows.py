@@ -1,8 +1,8 @@
 """The flows of captures -> rows of the tables: shared by `kproxy convert` and Spark.
 
 Duty: reads captures, listens to their flows, and emits rows in batches. The input of insight becomes rows of a separate
-table (`spoken`), since insight must read it in one order. Memory: MOST_ROWS rows per table, and BATCH_BYTES of frames.
-Does not write files, or distribute flows among processes or machines.
+table (`kept_frames`), since insight must read it in one order. Memory: MOST_ROWS rows per table, and BATCH_BYTES of
+frames. Does not write files, or distribute flows among processes or machines.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -21,7 +21,7 @@ from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.capture.receivers import Kafka
 from kproxy.convert.job import Job
-from kproxy.convert.spoken import BATCH_BYTES, SPOKEN, SpokenColumns
+from kproxy.convert.kept_frames import BATCH_BYTES, KEPT_FRAMES, KeptFrameColumns
 from kproxy.insight import registry
 from kproxy.insight.knowledge import APIS, ONLY_FAILED
 from kproxy.tables import schema, writer
@@ -62,13 +62,13 @@ class Rows:
         *,
         keeps: bool = False,
     ) -> None:
-        """chosen: topics whose records become rows, too. keeps: the input of insight becomes rows of `SPOKEN`."""
+        """chosen: topics whose records become rows, too. keeps: the input of insight becomes rows of `KEPT_FRAMES`."""
         self.exchanges = ExchangeColumns()
         self.records = None if chosen is None else RecordColumns(chosen)
         self.partitions = PartitionColumns()
         self.batches = BatchColumns()
         self.names = Names()  # filled in when files are written
-        self.spoken = SpokenColumns(self.names) if keeps else None
+        self.kept_frames = KeptFrameColumns(self.names) if keeps else None
         self.logs = Logs() if keeps else None
         self._registry = KnowledgeColumns()
         self._kept: list[Kept] = []
@@ -116,7 +116,7 @@ class Rows:
         apart: bool = False,
     ) -> Flows:
         """Return flows whose rows come here. only: keys of the connections to decode. apart: see `Flows`."""
-        keeps = self.spoken is not None
+        keeps = self.kept_frames is not None
         flows = Flows(
             job.source,
             quality,
@@ -166,13 +166,13 @@ class Rows:
 
     def logged(self, info: ConnectionInfo, exchange: Exchange, found: Found) -> None:
         """Take the batches of coordinators' logs in a response, and the names of topics, which identify these logs."""
-        assert self.logs is not None and self.spoken is not None
+        assert self.logs is not None and self.kept_frames is not None
         if found.names:
             self.logs.learn(found.names)
         if found.logged:
-            self.spoken.append_logged(info, exchange, found.logged)
+            self.kept_frames.append_logged(info, exchange, found.logged)
             found.logged = ()  # free the memory of the copies for the next ones
-            if self.spoken.size >= BATCH_BYTES:
+            if self.kept_frames.size >= BATCH_BYTES:
                 self.flush(BATCH_ROWS)
 
     def decided(self, flow: Flow) -> "_Tally":
@@ -245,8 +245,8 @@ class Rows:
                 self._add(table, self._with_times(columns.batch()))
         if self.records is not None and self.records.rows >= least:
             self.hand_on_records()
-        if self.spoken is not None and (self.spoken.rows >= least or self.spoken.size >= BATCH_BYTES):
-            self._add(SPOKEN, self.spoken.batch())
+        if self.kept_frames is not None and (self.kept_frames.rows >= least or self.kept_frames.size >= BATCH_BYTES):
+            self._add(KEPT_FRAMES, self.kept_frames.batch())
         if self._registry.rows >= min(least, CONNECTION_ROWS):
             self._flush_registry()
         if len(self._connection_rows) >= min(least, CONNECTION_ROWS):
@@ -331,11 +331,11 @@ class _Tally:
             rows.names.learn(exchange.response_body)
             if rows.records is not None:
                 rows.records.append(self.info, exchange, rows.hand_on_records)
-            if rows.spoken is not None and exchange.response_body is not None:
+            if rows.kept_frames is not None and exchange.response_body is not None:
                 rows.logged(self.info, exchange, exchange.response_body)
-        if exchange.plan.kept is not None and rows.spoken is not None:
-            rows.spoken.append(self.info, exchange)
-            if rows.spoken.size >= BATCH_BYTES:
+        if exchange.plan.kept is not None and rows.kept_frames is not None:
+            rows.kept_frames.append(self.info, exchange)
+            if rows.kept_frames.size >= BATCH_BYTES:
                 rows.flush(BATCH_ROWS)
         if rows.exchanges.rows >= BATCH_ROWS or rows.partitions.rows >= BATCH_ROWS or rows.batches.rows >= BATCH_ROWS:
             rows.flush(BATCH_ROWS)

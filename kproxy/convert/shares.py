@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Job
-from kproxy.convert.spoken import SPOKEN
+from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.tables import schema, writer
 from kproxy.tables.names import Names
 
-FED = {table.name: table for table in (SPOKEN, schema.REGISTRY)}  # the input of insight
+FED = {table.name: table for table in (KEPT_FRAMES, schema.REGISTRY)}  # the input of insight
 
 
 @dataclass

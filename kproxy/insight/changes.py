@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from kproxy.errors import ProtocolError
+from kproxy.insight.decoded import Body, DecodedExchange
 from kproxy.insight.rows import Change
-from kproxy.insight.spoken import Body, Spoken
 from kproxy.insight.topics import Topics
 from kproxy.protocol import codec
 from kproxy.protocol.apis import ENVELOPE
@@ -109,42 +109,48 @@ class Changes:
         self.cluster = cluster
         self.left_out = Counter[str]()  # resources that have no row of their own
 
-    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Change]:
+    def feed(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Change]:
         """Yield the rows of an exchange of an API in `APIS`, answered or not."""
-        if spoken.api_key == ENVELOPE:
-            inner = opened(spoken)
+        if exchange.api_key == ENVELOPE:
+            inner = opened(exchange)
             if inner is not None and inner.api_key in TABLE:
                 yield from self._read(inner, topics)
-        elif spoken.api_key in TABLE:
-            yield from self._read(spoken, topics)
+        elif exchange.api_key in TABLE:
+            yield from self._read(exchange, topics)
 
     def finish(self) -> Iterator[Change]:
         """Yield nothing: no state is pending."""
         return iter(())
 
-    def _read(self, spoken: Spoken, topics: Topics) -> Iterator[Change]:
-        api, reading = schema().apis[spoken.api_key], TABLE[spoken.api_key]
-        request = redact(f"{api.name}Request", spoken.request, _masked)
+    def _read(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Change]:
+        api, reading = schema().apis[exchange.api_key], TABLE[exchange.api_key]
+        request = redact(f"{api.name}Request", exchange.request, _masked)
         answer = None
-        if spoken.response is not None:
-            answer = redact(f"{api.name}Response", spoken.response, _masked)
+        if exchange.response is not None:
+            answer = redact(f"{api.name}Response", exchange.response, _masked)
         around = {name: value for name, value in request.items() if name not in reading.items}
         outcomes = _Outcomes(reading, answer)
         items = _items(reading, request)
         for place, item in enumerate(items):
             if place == MAX_RESOURCES - 1 and len(items) > MAX_RESOURCES:
                 self.left_out["changes"] += len(items) - place
-                yield self._row(spoken, api.name, None, f"and {len(items) - place} more", outcomes.top(), None)
+                yield self._row(exchange, api.name, None, f"and {len(items) - place} more", outcomes.top(), None)
                 return
             outcome = outcomes.of(place, item)
             name, rest = _named(reading, item)
             if item.get("name") is None and "topicId" in item:  # the request names the topic by its id
                 name = outcome.get("name") or topics.names.get(item["topicId"], name)
             detail = _rest(around if reading.items else {}) | _rest(rest)
-            yield self._row(spoken, api.name, _kind(reading, item), name, outcome, detail)
+            yield self._row(exchange, api.name, _kind(reading, item), name, outcome, detail)
 
     def _row(
-        self, spoken: Spoken, api: str, kind: str | None, name: str | None, outcome: Body, detail: Body | None
+        self,
+        exchange: DecodedExchange,
+        api: str,
+        kind: str | None,
+        name: str | None,
+        outcome: Body,
+        detail: Body | None,
     ) -> Change:
         code, message = _error(outcome)
         if detail is not None:
@@ -152,46 +158,46 @@ class Changes:
             added = {key: value for key, value in said.items() if value != name and detail.get(key) != value}
             detail |= {"answer": _rest(added), "message": message}
             detail = _rest(detail)
-            detail.pop(TABLE[spoken.api_key].kind, None)
+            detail.pop(TABLE[exchange.api_key].kind, None)
         return Change(
-            spoken.response_start if spoken.response is not None else spoken.request_end,
+            exchange.response_start if exchange.response is not None else exchange.request_end,
             self.cluster,
             api,
-            kind or TABLE[spoken.api_key].kind,
+            kind or TABLE[exchange.api_key].kind,
             name,
-            spoken.client_id,
-            spoken.client_address,
-            spoken.principal,
+            exchange.client_id,
+            exchange.client_address,
+            exchange.principal,
             error_name(code) if code else None,
             _written(detail) if detail else None,
-            spoken.connection,
-            spoken.number,
-            spoken.response is not None,
+            exchange.connection,
+            exchange.number,
+            exchange.response is not None,
         )
 
 
-def opened(spoken: Spoken) -> Spoken | None:
+def opened(exchange: DecodedExchange) -> DecodedExchange | None:
     """Return the exchange inside an Envelope; None: it cannot be decoded, or the response lacks it."""
     try:
-        header, request = codec.decode_request(spoken.request["requestData"])
+        header, request = codec.decode_request(exchange.request["requestData"])
         key, version = header["requestApiKey"], header["requestApiVersion"]
         response = None
-        data = spoken.response["responseData"] if spoken.response is not None else None
+        data = exchange.response["responseData"] if exchange.response is not None else None
         if data:
             response = codec.decode_response(data, key, version)[1]
-        elif spoken.response is not None and not spoken.response["errorCode"]:
+        elif exchange.response is not None and not exchange.response["errorCode"]:
             return None
     except ProtocolError:
         return None
     return replace(
-        spoken,
+        exchange,
         api_key=key,
         api_version=version,
         request=request,
         response=response,
         client_id=header.get("clientId"),
-        client_address=_address(spoken.request["clientHostAddress"]),
-        principal=_principal(spoken.request["requestPrincipal"]),
+        client_address=_address(exchange.request["clientHostAddress"]),
+        principal=_principal(exchange.request["requestPrincipal"]),
     )
 
 

@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from kproxy.insight.assignors import Member, Verdict, checked
+from kproxy.insight.decoded import Body, DecodedExchange
 from kproxy.insight.embedded import CONNECT, NOTHING, Given, Owned, given, group_type, listed
 from kproxy.insight.group import HEAVY_BYTES, MAX_MEMBERS, Cause, Group, GroupRow
 from kproxy.insight.joined import MS, Expected, Forming, Joined, subscribe
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
-from kproxy.insight.spoken import Body, Spoken
 from kproxy.protocol.apis import (
     HEARTBEAT,
     JOIN_GROUP,
@@ -81,20 +81,22 @@ class ClassicGroup(Group):
         known = (self.members, self._before, self._left, self._causes, self.expected, self._called, *forming)
         return 1 + sum(map(len, known)) + self._held_bytes // HEAVY_BYTES
 
-    def feed(self, spoken: Spoken, partitions: Mapping[str, int], before: Counts = NONE) -> Iterator[GroupRow]:
+    def feed(
+        self, exchange: DecodedExchange, partitions: Mapping[str, int], before: Counts = NONE
+    ) -> Iterator[GroupRow]:
         """Yield the rows of an exchange of an API in `_READERS`.
 
         partitions: the partition count of each known topic. before: the former count of topics that grew recently.
         """
-        answer = spoken.response
+        answer = exchange.response
         if answer is None:
-            if spoken.api_key == JOIN_GROUP:
-                reason = spoken.request.get("reason") or "it was never answered"
-                yield self.event(spoken, "join", at=spoken.request_end, reason=reason)
+            if exchange.api_key == JOIN_GROUP:
+                reason = exchange.request.get("reason") or "it was never answered"
+                yield self.event(exchange, "join", at=exchange.request_end, reason=reason)
             return
         if not answer.get("errorCode", 0):
-            yield from self.coordinated_by(spoken.broker_id, spoken)
-        yield from _READERS[spoken.api_key](self, spoken, answer, (partitions, before))
+            yield from self.coordinated_by(exchange.broker_id, exchange)
+        yield from _READERS[exchange.api_key](self, exchange, answer, (partitions, before))
 
     def finish(self) -> Iterator[GroupRow]:
         """Yield the rows of the generation that is forming at the end of the traffic."""
@@ -110,59 +112,59 @@ class ClassicGroup(Group):
 
     # --- joining -----------------------------------------------------------------------------------------------------
 
-    def _join(self, spoken: Spoken, answer: Body, _: Known) -> Iterator[GroupRow]:
+    def _join(self, exchange: DecodedExchange, answer: Body, _: Known) -> Iterator[GroupRow]:
         error = answer["errorCode"]
-        reason = spoken.request.get("reason")
-        member_id = answer["memberId"] or spoken.request["memberId"]
-        yield self.event(spoken, "join", member_id=member_id, reason=reason, at=spoken.request_end, generation=None)
+        reason = exchange.request.get("reason")
+        member_id = answer["memberId"] or exchange.request["memberId"]
+        yield self.event(exchange, "join", member_id=member_id, reason=reason, at=exchange.request_end, generation=None)
         if error:
             if error == MEMBER_ID_REQUIRED and len(self.expected) < MAX_MEMBERS:
-                self._ask(spoken, member_id)
-            yield self.event(spoken, "join_answered", member_id=member_id, error=error, generation=None)
+                self._ask(exchange, member_id)
+            yield self.event(exchange, "join_answered", member_id=member_id, error=error, generation=None)
             return
         number = answer["generationId"]
-        if number < self.generation and spoken.request_end < self._answered_ns:  # overtaken by the next generation
+        if number < self.generation and exchange.request_end < self._answered_ns:  # overtaken by the next generation
             self.expected.came(member_id)
-            yield self.event(spoken, "join_answered", member_id=member_id, generation=number)
+            yield self.event(exchange, "join_answered", member_id=member_id, generation=number)
             return
-        member = self._member(spoken, member_id, answer.get("protocolName"))
-        answered = self.event(spoken, "join_answered", member_id=member_id, generation=number, reason=member.words)
+        member = self._member(exchange, member_id, answer.get("protocolName"))
+        answered = self.event(exchange, "join_answered", member_id=member_id, generation=number, reason=member.words)
         is_same = number == self.generation and self._forming is None and self.state not in ("Empty", "Dead")
-        if is_same and not self._is_another(member, spoken):
+        if is_same and not self._is_another(member, exchange):
             # No rebalance: a follower rejoins a stable group with the same subscription and receives the current
             # generation, or a static member comes back under a new id (KIP-345).
             yield answered
             self._move("settled")
-            yield from self._replaced(member, spoken)
+            yield from self._replaced(member, exchange)
             return
         if self._forming is None or number != self._forming.number:
             yield from self.finish()
-            at, asked_ns = spoken.response_start, spoken.request_end
+            at, asked_ns = exchange.response_start, exchange.request_end
             self._begin(number, answer.get("protocolName"), answer["leader"], at, asked_ns, answer["memberId"])
         forming = self._forming
         assert forming is not None
-        self._note_cause(member, min(spoken.request_end, forming.answered_ns), spoken.request["memberId"], reason)
-        forming.started_ns = min(forming.started_ns, spoken.request_end)
-        if spoken.request_end >= forming.last_request_ns:
+        self._note_cause(member, min(exchange.request_end, forming.answered_ns), exchange.request["memberId"], reason)
+        forming.started_ns = min(forming.started_ns, exchange.request_end)
+        if exchange.request_end >= forming.last_request_ns:
             forming.last_but_one_ns = forming.last_request_ns
-            forming.last_request_ns, forming.last_to_join = spoken.request_end, member_id
+            forming.last_request_ns, forming.last_to_join = exchange.request_end, member_id
         else:
-            forming.last_but_one_ns = max(forming.last_but_one_ns, spoken.request_end)
+            forming.last_but_one_ns = max(forming.last_but_one_ns, exchange.request_end)
         if len(forming.joined) < MAX_MEMBERS:
             former = forming.joined.get(member_id) or self.members.get(member_id)
             self._held_bytes += member.size_bytes - (0 if former is None else former.size_bytes)
             forming.joined[member_id] = member
             if member_id in self.members:  # already learned from the leader's response
                 self.members[member_id] = member
-        forming.joined_ns = max(forming.joined_ns, spoken.response_start)
+        forming.joined_ns = max(forming.joined_ns, exchange.response_start)
         if answer["members"]:
             forming.members = len(answer["members"])
             self._learn_members(answer["members"])
         yield answered
 
-    def _is_another(self, member: Joined, spoken: Spoken) -> bool:
+    def _is_another(self, member: Joined, exchange: DecodedExchange) -> bool:
         """Return whether a member that receives the current generation joins a re-created group of this name."""
-        if not self._is_complete or member.id in self.members or spoken.request_end <= self._answered_ns + LATE_NS:
+        if not self._is_complete or member.id in self.members or exchange.request_end <= self._answered_ns + LATE_NS:
             return False
         instances = (each.instance_id for each in self.members.values())
         return member.instance_id is None or member.instance_id not in instances
@@ -186,7 +188,7 @@ class ClassicGroup(Group):
         called, self._called = self._called, set()
         self._forming = Forming(number, strategy, leader, at, called, at, asked_ns, member_id)
 
-    def _replaced(self, member: Joined, spoken: Spoken) -> Iterator[GroupEvent]:
+    def _replaced(self, member: Joined, exchange: DecodedExchange) -> Iterator[GroupEvent]:
         """Give a static member that came back under another id the assignment of its former id."""
         for old in list(self.members.values()):
             if member.instance_id is not None and old.instance_id == member.instance_id and old.id != member.id:
@@ -195,12 +197,12 @@ class ClassicGroup(Group):
                 self.members[member.id] = member
                 self._held_bytes += member.size_bytes - old.size_bytes
                 reason = f"instance {member.instance_id} was {old.id}"
-                yield self.event(spoken, "member_replaced", member_id=member.id, reason=reason)
+                yield self.event(exchange, "member_replaced", member_id=member.id, reason=reason)
 
-    def _member(self, spoken: Spoken, member_id: str, strategy: str | None) -> Joined:
-        request = spoken.request
-        member = Joined(member_id, request.get("groupInstanceId"), spoken.client_id, spoken.client_address)
-        member.asked_ns, member.heard_ns = spoken.request_end, spoken.response_start
+    def _member(self, exchange: DecodedExchange, member_id: str, strategy: str | None) -> Joined:
+        request = exchange.request
+        member = Joined(member_id, request.get("groupInstanceId"), exchange.client_id, exchange.client_address)
+        member.asked_ns, member.heard_ns = exchange.request_end, exchange.response_start
         member.session_ns = request["sessionTimeoutMs"] * MS
         self.expected.may_take(request)
         protocols = {each["name"]: each["metadata"] for each in request["protocols"]}
@@ -246,13 +248,13 @@ class ClassicGroup(Group):
 
     # --- members that do not join ------------------------------------------------------------------------------------
 
-    def _ask(self, spoken: Spoken, member_id: str) -> None:
-        timeout_ms = spoken.request["sessionTimeoutMs"]
-        at = spoken.response_start + max(0, timeout_ms) * MS
+    def _ask(self, exchange: DecodedExchange, member_id: str) -> None:
+        timeout_ms = exchange.request["sessionTimeoutMs"]
+        at = exchange.response_start + max(0, timeout_ms) * MS
         reason = f"it was given this id to join with, and did not within its session of {timeout_ms} ms"
-        event = self.event(spoken, "never_joined", member_id=member_id, at=at, reason=reason, generation=None)
+        event = self.event(exchange, "never_joined", member_id=member_id, at=at, reason=reason, generation=None)
         self.expected.ask(member_id, event)
-        self.expected.may_take(spoken.request)
+        self.expected.may_take(exchange.request)
 
     def _expired(self, forming: Forming, after: Mapping[str, Joined]) -> Iterator[GroupEvent]:
         """Yield events of former members whose sessions expired: after `heard_ns`, and before the event's time."""
@@ -273,55 +275,55 @@ class ClassicGroup(Group):
 
     # --- assignments -------------------------------------------------------------------------------------------------
 
-    def _sync(self, spoken: Spoken, answer: Body, known: Known) -> Iterator[GroupRow]:
-        member_id, number = spoken.request["memberId"], spoken.request["generationId"]
-        yield self.event(spoken, "sync", at=spoken.request_end)
+    def _sync(self, exchange: DecodedExchange, answer: Body, known: Known) -> Iterator[GroupRow]:
+        member_id, number = exchange.request["memberId"], exchange.request["generationId"]
+        yield self.event(exchange, "sync", at=exchange.request_end)
         error = answer["errorCode"]
-        yield self.event(spoken, "sync_answered", error=error)
+        yield self.event(exchange, "sync_answered", error=error)
         if error:
             self._call(member_id, error)
             if error == REBALANCE_IN_PROGRESS and number == self.generation:
                 self._move("join")
             return
-        self.heard(member_id, spoken.response_start)
+        self.heard(member_id, exchange.response_start)
         if number > self.generation:
             yield from self.finish()
-            at = spoken.request_end
-            self.group_type = group_type(spoken.request.get("protocolType"), None) or self.group_type
-            self._begin(number, spoken.request.get("protocolName"), "", at, at, None)
+            at = exchange.request_end
+            self.group_type = group_type(exchange.request.get("protocolType"), None) or self.group_type
+            self._begin(number, exchange.request.get("protocolName"), "", at, at, None)
         forming = self._forming
         if forming is not None and number == forming.number and not forming.members:
-            self._learn_assigned(forming, spoken)
-        if spoken.request["assignments"]:
-            yield from self._assigned(spoken, *known)
+            self._learn_assigned(forming, exchange)
+        if exchange.request["assignments"]:
+            yield from self._assigned(exchange, *known)
         if number == self.generation:
-            yield from self._given(spoken, answer)
+            yield from self._given(exchange, answer)
         if forming is None or number != forming.number:
             return
         if len(forming.synced) < MAX_MEMBERS:
             forming.synced.add(member_id)
-        forming.synced_ns = max(forming.synced_ns, spoken.response_start)
+        forming.synced_ns = max(forming.synced_ns, exchange.response_start)
         self._move("assigned")
         if forming.members and forming.synced >= self.members.keys():
             yield from self.finish()
 
-    def _learn_assigned(self, forming: Forming, spoken: Spoken) -> None:
+    def _learn_assigned(self, forming: Forming, exchange: DecodedExchange) -> None:
         """Learn members if the leader's join was not seen: the SyncGroup's sender, and those in its assignments."""
-        member_id, assignments = spoken.request["memberId"], spoken.request["assignments"]
+        member_id, assignments = exchange.request["memberId"], exchange.request["assignments"]
         if member_id not in forming.joined and len(forming.joined) < MAX_MEMBERS:
-            instance_id = spoken.request.get("groupInstanceId")
-            forming.joined[member_id] = Joined(member_id, instance_id, spoken.client_id, spoken.client_address)
+            instance_id = exchange.request.get("groupInstanceId")
+            forming.joined[member_id] = Joined(member_id, instance_id, exchange.client_id, exchange.client_address)
         for each in assignments[:MAX_MEMBERS]:
             name = each["memberId"]
             self.members[name] = forming.joined.get(name) or self._before.get(name) or Joined(name)
         forming.members = len(assignments)
 
-    def _given(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
+    def _given(self, exchange: DecodedExchange, answer: Body) -> Iterator[GroupEvent]:
         """Yield the events of a SyncGroup response: partitions assigned and revoked, and tasks of Connect."""
-        member = self.members.get(spoken.request["memberId"])
+        member = self.members.get(exchange.request["memberId"])
         told = given(self.group_type, answer["assignment"])
         if told is None:
-            yield self.event(spoken, "assigned", reason=f"{len(answer['assignment'])} bytes of {self.strategy}")
+            yield self.event(exchange, "assigned", reason=f"{len(answer['assignment'])} bytes of {self.strategy}")
             return
         before = NOTHING
         if member is not None:
@@ -333,19 +335,19 @@ class ClassicGroup(Group):
             self._held_bytes += more
         owned = told.after(before)
         if before - owned:
-            yield self.event(spoken, "revoked", reason=listed(before - owned))
+            yield self.event(exchange, "revoked", reason=listed(before - owned))
         if owned - before:
-            yield self.event(spoken, "assigned", reason=listed(owned - before))
+            yield self.event(exchange, "assigned", reason=listed(owned - before))
         if told.words:
-            yield self.event(spoken, "tasks_assigned", reason=told.words)
+            yield self.event(exchange, "tasks_assigned", reason=told.words)
 
-    def _assigned(self, spoken: Spoken, partitions: Counts, before: Counts) -> Iterator[GroupRow]:
+    def _assigned(self, exchange: DecodedExchange, partitions: Counts, before: Counts) -> Iterator[GroupRow]:
         """Yield the leader's assignments, if their format is known, and for consumers whether the strategy agrees.
 
         A leader learns that a topic grew up to `metadata.max.age.ms` later than others, and rejoins then.
         """
         told: dict[str, Given] = {}
-        for each in spoken.request["assignments"][:MAX_MEMBERS]:
+        for each in exchange.request["assignments"][:MAX_MEMBERS]:
             parts = given(self.group_type, each["assignment"])
             if parts is None:
                 return
@@ -364,15 +366,15 @@ class ClassicGroup(Group):
             earlier = checked(self.strategy or "", members, ChainMap(before, partitions), owned)  # type: ignore[arg-type]
             verdict = verdict if earlier.reason else earlier
         if verdict.reason:
-            yield self.event(spoken, "assignment_differs", reason=verdict.reason)
+            yield self.event(exchange, "assignment_differs", reason=verdict.reason)
         for member_id, owns in owned.items():
             known = self.members.get(member_id)
             for topic, index in sorted(owns):
                 yield Assignment(
-                    spoken.response_start,
+                    exchange.response_start,
                     self.cluster,
                     self.group_id,
-                    spoken.request["generationId"],
+                    exchange.request["generationId"],
                     member_id,
                     known.client_id if known is not None else None,
                     topic,
@@ -384,19 +386,19 @@ class ClassicGroup(Group):
 
     # --- leaving -----------------------------------------------------------------------------------------------------
 
-    def _leave(self, spoken: Spoken, answer: Body, _: Known) -> Iterator[GroupRow]:
-        leaving = spoken.request.get("members")
+    def _leave(self, exchange: DecodedExchange, answer: Body, _: Known) -> Iterator[GroupRow]:
+        leaving = exchange.request.get("members")
         codes = [each["errorCode"] for each in answer.get("members") or ()]
         if leaving is None:
-            leaving = [{"memberId": spoken.request.get("memberId")}]
+            leaving = [{"memberId": exchange.request.get("memberId")}]
         for place, each in enumerate(leaving):
             member_id, instance_id, reason = each["memberId"], each.get("groupInstanceId"), each.get("reason")
             error = answer["errorCode"] or (codes[place] if place < len(codes) else 0)
             if not member_id and instance_id:  # an administrator names static members by their instances
                 member_id = next((one.id for one in self.members.values() if one.instance_id == instance_id), "")
-            at = spoken.request_end
+            at = exchange.request_end
             known = {"member_id": member_id, "group_instance_id": instance_id, "generation": None}
-            yield self.event(spoken, "leave", reason=reason, at=at, error=error, **known)
+            yield self.event(exchange, "leave", reason=reason, at=at, error=error, **known)
             if error:
                 continue
             self.caused(at, "member_left", member_id, reason or "it said that it leaves")
@@ -416,33 +418,33 @@ class ClassicGroup(Group):
 
     # --- errors and descriptions -------------------------------------------------------------------------------------
 
-    def failed(self, spoken: Spoken, event: str, codes: set[int]) -> Iterator[GroupEvent]:
+    def failed(self, exchange: DecodedExchange, event: str, codes: set[int]) -> Iterator[GroupEvent]:
         for code in codes:
-            self._call(spoken.request.get("memberId") or "", code)
-        return super().failed(spoken, event, codes)
+            self._call(exchange.request.get("memberId") or "", code)
+        return super().failed(exchange, event, codes)
 
     def _call(self, member_id: str, error: int) -> None:
         """Note that a member received REBALANCE_IN_PROGRESS: its rejoin does not cause a generation."""
         if error == REBALANCE_IN_PROGRESS and len(self._called) < MAX_MEMBERS:
             self._called.add(member_id)
 
-    def _heartbeat(self, spoken: Spoken, answer: Body, _: Known) -> Iterator[GroupEvent]:
-        self.heard(spoken.request["memberId"], spoken.request_end)
-        error, number = answer["errorCode"], spoken.request["generationId"]
+    def _heartbeat(self, exchange: DecodedExchange, answer: Body, _: Known) -> Iterator[GroupEvent]:
+        self.heard(exchange.request["memberId"], exchange.request_end)
+        error, number = answer["errorCode"], exchange.request["generationId"]
         # JoinGroup responses wait for all members: until then only this error shows the rebalance. Brokers before 2.4
         # return the same error to members that wait for their assignment.
         if error == REBALANCE_IN_PROGRESS and number == self.generation and self.state == "Stable":
             self._move("join")
-        return self.failed(spoken, "heartbeat_failed", {error})
+        return self.failed(exchange, "heartbeat_failed", {error})
 
-    def described(self, spoken: Spoken, told: Body) -> Iterator[GroupEvent]:
+    def described(self, exchange: DecodedExchange, told: Body) -> Iterator[GroupEvent]:
         """Learn state and members from a DescribeGroups response, where the wire did not show them; yield events."""
-        yield from self.coordinated_by(spoken.broker_id, spoken)
+        yield from self.coordinated_by(exchange.broker_id, exchange)
         state, members = told["groupState"], told["members"]
         differs = (state, len(members)) != (self.state, len(self.members)) and self.generation != -1
         reason = f"{state}, {len(members)} members"
         reason += f"; seen here: {self.state}, {len(self.members)} members" if differs else ""
-        yield self.event(spoken, "described", error=told["errorCode"], reason=reason, generation=None)
+        yield self.event(exchange, "described", error=told["errorCode"], reason=reason, generation=None)
         if self._forming is not None or told["errorCode"] or state not in STATES.values():
             return
         self.state = state
@@ -451,7 +453,7 @@ class ClassicGroup(Group):
             return
         there = {each["memberId"] for each in members}
         for member_id in sorted(self.members.keys() - there):
-            at, member = spoken.response_start, self.members[member_id]
+            at, member = exchange.response_start, self.members[member_id]
             yield self._expiry(member, at, self.generation, "no member when the group was described")
             self.caused(at, "session_expired", member_id, "gone without a word: the coordinator expired its session")
             self._gone(member_id)
@@ -601,7 +603,7 @@ class ClassicGroup(Group):
         self.state = STATES.get((self.state, seen), self.state)
 
 
-_READERS: dict[int, Callable[[ClassicGroup, Spoken, Body, Known], Iterator[Any]]] = {
+_READERS: dict[int, Callable[[ClassicGroup, DecodedExchange, Body, Known], Iterator[Any]]] = {
     JOIN_GROUP: ClassicGroup._join,
     HEARTBEAT: ClassicGroup._heartbeat,
     LEAVE_GROUP: ClassicGroup._leave,

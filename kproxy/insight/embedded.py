@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from kproxy.errors import ProtocolError
-from kproxy.insight.spoken import Body
+from kproxy.insight.decoded import Body
 from kproxy.protocol import codec
 from kproxy.protocol.plans import TRAILING
 from kproxy.protocol.schema import schema

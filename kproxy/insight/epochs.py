@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+from kproxy.insight.decoded import Body, DecodedExchange
 from kproxy.insight.embedded import MAX_OWNED, MAX_TOPICS, NOTHING, Owned, listed
 from kproxy.insight.group import HEAVY_BYTES, MAX_MEMBERS, Cause, Group, GroupRow
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
-from kproxy.insight.spoken import Body, Spoken
 
 PROTOCOLS = {68: "consumer", 76: "share", 88: "streams"}  # ConsumerGroupHeartbeat, ShareGroupHeartbeat, Streams...
 SILENT_INTERVALS = 3  # of heartbeats: a coordinator expires a session after nine by default
@@ -93,42 +93,44 @@ class EpochGroup(Group):
         members = len(self.members) + len(self._receivers) + len(self._causes) + len(self._static)
         return 1 + members + self._held_bytes // HEAVY_BYTES
 
-    def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[GroupRow]:
+    def feed(self, exchange: DecodedExchange, names: Mapping[UUID, str]) -> Iterator[GroupRow]:
         """Yield the rows of a heartbeat. names: topic names by id; a topic that is not in it appears as its id."""
-        request, answer = spoken.request, spoken.response
+        request, answer = exchange.request, exchange.response
         if answer is None:
             return
         if answer["errorCode"]:
-            yield self._event(spoken, "heartbeat_failed", error=answer["errorCode"])
+            yield self._event(exchange, "heartbeat_failed", error=answer["errorCode"])
             if answer["errorCode"] in GONE:
-                yield from self._fenced(spoken)
+                yield from self._fenced(exchange)
             return
-        yield from self.due(spoken.response_start)
-        yield from self.coordinated_by(spoken.broker_id, spoken)
+        yield from self.due(exchange.response_start)
+        yield from self.coordinated_by(exchange.broker_id, exchange)
         if request["memberEpoch"] in (LEAVING, LEAVING_STATIC):
-            yield from self._leave(spoken)
+            yield from self._leave(exchange)
             return
         if request["memberEpoch"] == 0 and 0 < answer["memberEpoch"] < self.epoch:
-            yield from self._recreated(spoken)
-        member, is_new = self._member_of(spoken)
+            yield from self._recreated(exchange)
+        member, is_new = self._member_of(exchange)
         if request["memberEpoch"] == 0 and (is_new or not member.epoch):
-            yield from self._joined(member, spoken)
-        self._subscribed(member, spoken)
+            yield from self._joined(member, exchange)
+        self._subscribed(member, exchange)
         member.epoch = answer["memberEpoch"]
         if member.epoch > self.epoch:
             self._close()
-            yield from self._begin(member, spoken)
+            yield from self._begin(member, exchange)
         owned = _owned(answer, names)
         if owned is not None:
-            yield from self._assigned(member, spoken, owned)
+            yield from self._assigned(member, exchange, owned)
         forming = self._forming
         if forming is not None and member.epoch >= forming.generation:
             if len(self._receivers) < MAX_MEMBERS:
                 self._receivers.add(member.id)
             if forming.ended_ns is None and self._receivers >= self.members.keys():
-                forming = self._forming = forming._replace(ended_ns=spoken.response_start)
+                forming = self._forming = forming._replace(ended_ns=exchange.response_start)
             # Without a cause it waits for the next heartbeat: the member that caused it may be answered last.
-            if forming.ended_ns is not None and (forming.cause != UNEXPLAINED or spoken.request_end > forming.ended_ns):
+            if forming.ended_ns is not None and (
+                forming.cause != UNEXPLAINED or exchange.request_end > forming.ended_ns
+            ):
                 self._close()
 
     @property
@@ -170,39 +172,39 @@ class EpochGroup(Group):
 
     # --- members -----------------------------------------------------------------------------------------------------
 
-    def _member_of(self, spoken: Spoken) -> tuple[_Member, bool]:
+    def _member_of(self, exchange: DecodedExchange) -> tuple[_Member, bool]:
         """Return the member that heartbeats, and whether it is new here."""
-        assert spoken.response is not None
-        member_id = spoken.response.get("memberId") or spoken.request["memberId"]
+        assert exchange.response is not None
+        member_id = exchange.response.get("memberId") or exchange.request["memberId"]
         member = self.members.get(member_id)
         is_new = member is None
         if member is None:
-            instance_id = spoken.request.get("instanceId")
-            who = spoken.client_id, spoken.client_address
-            member = _Member(member_id, *who, instance_id, 0, spoken.request_end)
+            instance_id = exchange.request.get("instanceId")
+            who = exchange.client_id, exchange.client_address
+            member = _Member(member_id, *who, instance_id, 0, exchange.request_end)
             if len(self.members) < MAX_MEMBERS:
                 self.members[member_id] = member
-        member.heard_ns = max(member.heard_ns, spoken.request_end)
-        member.interval_ns = spoken.response["heartbeatIntervalMs"] * MS
+        member.heard_ns = max(member.heard_ns, exchange.request_end)
+        member.interval_ns = exchange.response["heartbeatIntervalMs"] * MS
         return member, is_new
 
-    def _joined(self, member: _Member, spoken: Spoken) -> Iterator[GroupEvent]:
+    def _joined(self, member: _Member, exchange: DecodedExchange) -> Iterator[GroupEvent]:
         """Yield the events of a join: the member is new, or was fenced and joins again."""
         former = self._static.pop(member.instance_id, None) if member.instance_id is not None else None
-        at = spoken.request_end
-        yield self._event(spoken, "join", at=at)
-        yield self._event(spoken, "join_answered")
+        at = exchange.request_end
+        yield self._event(exchange, "join", at=at)
+        yield self._event(exchange, "join_answered")
         if former is not None and former.id != member.id:
             member.owned = former.owned
             reason = f"instance {member.instance_id} was {former.id}"
-            self._note_cause(spoken, "member_replaced", member.id, reason)
-            yield self._event(spoken, "member_replaced", reason=reason)
+            self._note_cause(exchange, "member_replaced", member.id, reason)
+            yield self._event(exchange, "member_replaced", reason=reason)
         else:
-            self._note_cause(spoken, "member_joined", member.id, "a new member")
+            self._note_cause(exchange, "member_joined", member.id, "a new member")
 
-    def _subscribed(self, member: _Member, spoken: Spoken) -> None:
+    def _subscribed(self, member: _Member, exchange: DecodedExchange) -> None:
         """Learn the subscription. Null fields mean no change; a streams member's topics are in its topology."""
-        request = spoken.request
+        request = exchange.request
         topics, regex = request.get("subscribedTopicNames"), request.get("subscribedTopicRegex")
         if request.get("topology") is not None:
             topics = [topic for each in request["topology"]["subtopologies"] for topic in each["sourceTopics"]]
@@ -213,34 +215,34 @@ class EpochGroup(Group):
         topics = member.topics if topics is None else tuple(sorted(set(topics))[:MAX_TOPICS])
         regex = member.regex if regex is None else regex or None
         if (member.topics, member.regex) != (None, None) and (topics, regex) != (member.topics, member.regex):
-            self._note_cause(spoken, "subscription_changed", member.id, "other topics than before")
+            self._note_cause(exchange, "subscription_changed", member.id, "other topics than before")
         self._held_bytes += sum(map(len, topics or ())) - sum(map(len, member.topics or ()))  # a member may repeat it
         member.topics, member.regex = topics, regex
 
-    def _leave(self, spoken: Spoken) -> Iterator[GroupRow]:
-        request = spoken.request
+    def _leave(self, exchange: DecodedExchange) -> Iterator[GroupRow]:
+        request = exchange.request
         member = self.members.pop(request["memberId"], None)
         reason = "it said that it leaves"
         if request["memberEpoch"] == LEAVING_STATIC:
             reason = "a static member that may come back"
             instance_id = request.get("instanceId")
             if member is not None and instance_id is not None and len(self._static) < MAX_MEMBERS:
-                member.heard_ns, member.topics, member.regex = spoken.request_end, None, None
+                member.heard_ns, member.topics, member.regex = exchange.request_end, None, None
                 self._static[instance_id] = member
         else:
-            self._note_cause(spoken, "member_left", request["memberId"], reason)
+            self._note_cause(exchange, "member_left", request["memberId"], reason)
         if request.get("shutdownApplication"):
             reason = "it asks all members to shut down"
-        yield self._event(spoken, "leave", at=spoken.request_end, reason=reason)
+        yield self._event(exchange, "leave", at=exchange.request_end, reason=reason)
         if not self.members:
             yield from self.finish()
             self._before = len(self._static)  # no member receives the epoch of this leave
 
-    def _fenced(self, spoken: Spoken) -> Iterator[GroupEvent]:
+    def _fenced(self, exchange: DecodedExchange) -> Iterator[GroupEvent]:
         """Remove a member that received a fencing error. Its session expired before, at a time not on the wire."""
-        member = self.members.pop(spoken.request["memberId"], None)
-        if member is not None and member.heard_ns < spoken.request_end:
-            yield self._gone(member, spoken.response_start)
+        member = self.members.pop(exchange.request["memberId"], None)
+        if member is not None and member.heard_ns < exchange.request_end:
+            yield self._gone(member, exchange.response_start)
             reason = "gone without a word: the coordinator expired its session"
             self.caused(member.heard_ns, "session_expired", member.id, reason)
 
@@ -250,13 +252,13 @@ class EpochGroup(Group):
         words = f"its last request was {silent:.1f} s before; it heartbeats every {member.interval_ns / 1e9:g} s"
         return self.expired(member, at, member.epoch, words)
 
-    def _note_cause(self, spoken: Spoken, cause: str, member_id: str, reason: str) -> None:
+    def _note_cause(self, exchange: DecodedExchange, cause: str, member_id: str, reason: str) -> None:
         """Keep a cause for the next epoch, or assign it to an epoch that others received before this response."""
-        assert spoken.response is not None
-        at, told = spoken.request_end, spoken.response["memberEpoch"]
+        assert exchange.response is not None
+        at, told = exchange.request_end, exchange.response["memberEpoch"]
         recent = self._recent()
         if cause == "member_joined" and told <= self.epoch and at < self._first_received_ns:
-            self._joined_late(spoken, member_id, reason)
+            self._joined_late(exchange, member_id, reason)
             return
         if told in (self.epoch, LEAVING, LEAVING_STATIC):
             for place, row in enumerate(recent):
@@ -269,11 +271,11 @@ class EpochGroup(Group):
                     return
         self.caused(at, cause, member_id, reason)
 
-    def _joined_late(self, spoken: Spoken, member_id: str, reason: str) -> None:
+    def _joined_late(self, exchange: DecodedExchange, member_id: str, reason: str) -> None:
         """Correct pending rebalances: others received the epoch of this member's join, or a later one, before it."""
-        assert spoken.response is not None
-        told, recent = spoken.response["memberEpoch"], self._recent()
-        said = Cause(spoken.request_end, "member_joined", member_id, reason)
+        assert exchange.response is not None
+        told, recent = exchange.response["memberEpoch"], self._recent()
+        said = Cause(exchange.request_end, "member_joined", member_id, reason)
         place = sum(row.generation < told for row in recent)
         former = recent[:place]
         later = [_counted(row, row.generation > told, 1, row.generation > told) for row in recent[place:]]
@@ -288,7 +290,7 @@ class EpochGroup(Group):
             before = recent[place].members_before if later else recent[-1].members_after
             like = (later or former)[0]
             fields = {"generation": told, "members_before": before, "members_after": before + 1, "rejoined": before}
-            row = like._replace(joined_ns=spoken.response_start, ended_ns=None, strategy=self.strategy, **fields)
+            row = like._replace(joined_ns=exchange.response_start, ended_ns=None, strategy=self.strategy, **fields)
             later.insert(0, _because(row, said))
         self._set_recent([*former, *later])
 
@@ -305,23 +307,26 @@ class EpochGroup(Group):
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
-    def _recreated(self, spoken: Spoken) -> Iterator[GroupRow]:
+    def _recreated(self, exchange: DecodedExchange) -> Iterator[GroupRow]:
         """Forget the group: a later join received a lower epoch, so the group was deleted and re-created."""
-        if spoken.request_end <= self._first_received_ns + LATE_NS or spoken.request.get("instanceId") in self._static:
+        if (
+            exchange.request_end <= self._first_received_ns + LATE_NS
+            or exchange.request.get("instanceId") in self._static
+        ):
             return
         yield from self.finish()
         for member in self.members.values():
-            yield self._gone(member, spoken.request_end)
+            yield self._gone(member, exchange.request_end)
         self.members, self._static, self._receivers, self._causes, self._skipped = {}, {}, set(), [], set()
         self.epoch = self._before = self._held_bytes = 0
 
-    def _begin(self, member: _Member, spoken: Spoken) -> Iterator[GroupEvent]:
+    def _begin(self, member: _Member, exchange: DecodedExchange) -> Iterator[GroupEvent]:
         """Begin a rebalance: this member is the first to receive its epoch."""
         topics = sum(sum(map(len, each.topics or ())) for each in self.members.values())
         self._held_bytes = topics + sum(PARTITION_BYTES * len(each.owned) for each in self.members.values())
         skipped = member.epoch - self.epoch - 1
         self._skipped = set(range(max(self.epoch + 1, member.epoch - MAX_HELD), member.epoch))
-        self.epoch, self._first_received_ns = member.epoch, spoken.response_start
+        self.epoch, self._first_received_ns = member.epoch, exchange.response_start
         # A member that joins caused the epoch that it receives; otherwise the earliest cause did.
         own = "member_joined", member.id
         self._causes.sort(key=lambda cause: (cause[1:3] == own, cause.at))
@@ -330,13 +335,13 @@ class EpochGroup(Group):
         causes = self._causes[left_over:]
         if joins:
             causes.insert(0, causes.pop())
-        expired = self._silent(spoken.request_end, max(0, skipped + 1 - len(self._causes)))
+        expired = self._silent(exchange.request_end, max(0, skipped + 1 - len(self._causes)))
         for each in expired:
             if self.members.pop(each.id, None) is None and each.instance_id is not None:
                 self._static.pop(each.instance_id, None)
-            yield self._gone(each, spoken.request_end)
+            yield self._gone(each, exchange.request_end)
         if not causes:
-            causes = [self._unexplained(expired, spoken.request_end)]
+            causes = [self._unexplained(expired, exchange.request_end)]
         cause, self._causes = causes[0], causes[1:]
         after = len(self.members) + sum(each.cause == "member_left" for each in self._causes)  # still in this one
         before, self._before = self._before, after
@@ -351,7 +356,7 @@ class EpochGroup(Group):
             cause.member_id,
             cause.reason,
             cause.at,
-            spoken.response_start,
+            exchange.response_start,
             None,
             before,
             after,
@@ -386,17 +391,17 @@ class EpochGroup(Group):
         words = "no member said anything new: a topic has other partitions than before"
         return Cause(at, UNEXPLAINED, None, words)
 
-    def _assigned(self, member: _Member, spoken: Spoken, owned: Owned) -> Iterator[GroupEvent | Assignment]:
+    def _assigned(self, member: _Member, exchange: DecodedExchange, owned: Owned) -> Iterator[GroupEvent | Assignment]:
         taken, given = member.owned - owned, owned - member.owned
         self._held_bytes += PARTITION_BYTES * (len(owned) - len(member.owned))
         member.owned = owned
         if taken:
-            yield self._event(spoken, "revoked", reason=listed(taken))
+            yield self._event(exchange, "revoked", reason=listed(taken))
         if given:
-            yield self._event(spoken, "assigned", reason=listed(given))
+            yield self._event(exchange, "assigned", reason=listed(given))
         for topic, index in sorted(owned):
             yield Assignment(
-                spoken.response_start,
+                exchange.response_start,
                 self.cluster,
                 self.group_id,
                 member.epoch,
@@ -496,14 +501,14 @@ class EpochGroup(Group):
 
     # --- descriptions ------------------------------------------------------------------------------------------------
 
-    def described(self, spoken: Spoken, told: Body) -> Iterator[GroupEvent]:
+    def described(self, exchange: DecodedExchange, told: Body) -> Iterator[GroupEvent]:
         """Learn from a ConsumerGroupDescribe, ShareGroupDescribe or StreamsGroupDescribe response; yield its event."""
-        yield from self.coordinated_by(spoken.broker_id, spoken)
+        yield from self.coordinated_by(exchange.broker_id, exchange)
         state, members = told["groupState"], told["members"]
         differs = self.members and (told["groupEpoch"], len(members)) != (self.epoch, len(self.members))
         reason = f"{state}, {len(members)} members, epoch {told['groupEpoch']}"
         reason += f"; seen here: {self.state}, {len(self.members)} members, epoch {self.epoch}" if differs else ""
-        yield self.event(spoken, "described", error=told["errorCode"], reason=reason, generation=told["groupEpoch"])
+        yield self.event(exchange, "described", error=told["errorCode"], reason=reason, generation=told["groupEpoch"])
         if not told["errorCode"]:
             self.strategy = told.get("assignorName") or self.strategy
 
@@ -511,13 +516,13 @@ class EpochGroup(Group):
         self.members.clear()
 
     def _event(
-        self, spoken: Spoken, event: str, *, error: int = 0, at: int | None = None, reason: str | None = None
+        self, exchange: DecodedExchange, event: str, *, error: int = 0, at: int | None = None, reason: str | None = None
     ) -> GroupEvent:
         """Return an event with the response's epoch, or the request's for an error or an event of the request."""
-        answer: Any = spoken.response
-        known = {"member_id": answer.get("memberId") or spoken.request["memberId"]}
-        epoch = answer["memberEpoch"] if not error and at is None else spoken.request["memberEpoch"]
-        return self.event(spoken, event, error=error, at=at, reason=reason, generation=epoch, **known)
+        answer: Any = exchange.response
+        known = {"member_id": answer.get("memberId") or exchange.request["memberId"]}
+        epoch = answer["memberEpoch"] if not error and at is None else exchange.request["memberEpoch"]
+        return self.event(exchange, event, error=error, at=at, reason=reason, generation=epoch, **known)
 
 
 def _joiner(cause: Cause) -> str | None:

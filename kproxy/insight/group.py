@@ -8,8 +8,8 @@ Refuses to know the messages of one protocol or another.
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
-from kproxy.insight.spoken import Spoken
 from kproxy.protocol.error_codes import error_name
 
 MAX_MEMBERS = 4096
@@ -51,25 +51,25 @@ class Group:
         self._moved: Cause | None = None
         self._held_bytes = 0  # about, of subscriptions and assignments
 
-    def coordinated_by(self, node: int | None, spoken: Spoken) -> Iterator[GroupEvent]:
+    def coordinated_by(self, node: int | None, exchange: DecodedExchange) -> Iterator[GroupEvent]:
         """Learn the coordinator's node id from a response; yield an event if the coordinator has moved."""
         if node is None or node == self.coordinator_id:
             return
         before, self.coordinator_id = self.coordinator_id, node
         if before is not None:
             reason = f"broker {node} instead of broker {before}"
-            self._moved = Cause(spoken.response_start, "coordinator_moved", None, reason)
-            yield self.event(spoken, "coordinator_moved", reason=reason)
+            self._moved = Cause(exchange.response_start, "coordinator_moved", None, reason)
+            yield self.event(exchange, "coordinator_moved", reason=reason)
 
     def caused(self, at: int, cause: str, member_id: str | None, reason: str) -> None:
         """Remember a possible cause of the next generation."""
         if len(self._causes) < MAX_CAUSES:
             self._causes.append(Cause(at, cause, member_id, _short(reason)))
 
-    def failed(self, spoken: Spoken, event: str, codes: set[int]) -> Iterator[GroupEvent]:
+    def failed(self, exchange: DecodedExchange, event: str, codes: set[int]) -> Iterator[GroupEvent]:
         """Yield an event for each error."""
         for code in sorted(codes - {0}):
-            yield self.event(spoken, event, error=code)
+            yield self.event(exchange, event, error=code)
 
     def expired(self, member: Member, at: int, generation: int, reason: str) -> GroupEvent:
         """Return the event of an expired session. No message reports it, so the event has no exchange.
@@ -94,7 +94,7 @@ class Group:
 
     def event(
         self,
-        spoken: Spoken,
+        exchange: DecodedExchange,
         event: str,
         *,
         error: int = 0,
@@ -103,25 +103,25 @@ class Group:
         **known: Any,
     ) -> GroupEvent:
         """Return an event of the exchange, at its response unless `at` is given. known: fields not in the request."""
-        request = spoken.request
+        request = exchange.request
         fields: dict[str, Any] = {
             "member_id": request.get("memberId"),
             "group_instance_id": request.get("groupInstanceId", request.get("instanceId")),
-            "client_id": spoken.client_id,
-            "client_address": spoken.client_address,
+            "client_id": exchange.client_id,
+            "client_address": exchange.client_address,
             "generation": request.get("generationId", request.get("generationIdOrMemberEpoch")),
-            "coordinator_id": self.coordinator_id if spoken.broker_id is None else spoken.broker_id,
+            "coordinator_id": self.coordinator_id if exchange.broker_id is None else exchange.broker_id,
         }
         return GroupEvent(
-            spoken.response_start if at is None else at,
+            exchange.response_start if at is None else at,
             self.cluster,
             self.group_id,
             self.protocol,
             event,
             error=error_name(error) if error else None,
             reason=None if reason is None else _short(reason),
-            connection=spoken.connection,
-            number=spoken.number,
+            connection=exchange.connection,
+            number=exchange.number,
             group_type=self.group_type,
             **fields | known,
         )

@@ -17,10 +17,10 @@ from typing import Any
 from kproxy.insight import classic, epochs, stored_groups
 from kproxy.insight.classic import ClassicGroup
 from kproxy.insight.coordinator_logs import Entry
+from kproxy.insight.decoded import Body, DecodedExchange
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.group import Group, GroupRow
 from kproxy.insight.rows import GroupEvent
-from kproxy.insight.spoken import Body, Spoken
 from kproxy.insight.topics import Topics
 from kproxy.protocol.apis import (
     DELETE_GROUPS,
@@ -81,19 +81,19 @@ class Groups:
     def get(self, group_id: str, protocol: str = "classic") -> AnyGroup | None:
         return self._groups.get((group_id, protocol))
 
-    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[GroupRow]:
+    def feed(self, exchange: DecodedExchange, topics: Topics) -> Iterator[GroupRow]:
         """Yield the rows of an exchange of an API in `APIS`."""
-        shared = _SHARED.get(spoken.api_key)
+        shared = _SHARED.get(exchange.api_key)
         if shared is not None:
-            if spoken.response is not None:
-                yield from shared(self, spoken, spoken.response)
+            if exchange.response is not None:
+                yield from shared(self, exchange, exchange.response)
             return
-        key = spoken.request["groupId"], epochs.PROTOCOLS.get(spoken.api_key, "classic")
+        key = exchange.request["groupId"], epochs.PROTOCOLS.get(exchange.api_key, "classic")
         group = self._known(key)
         if isinstance(group, ClassicGroup):
-            yield from group.feed(spoken, topics.partitions, topics.before(spoken.request_end))
+            yield from group.feed(exchange, topics.partitions, topics.before(exchange.request_end))
         else:
-            yield from group.feed(spoken, topics.names)
+            yield from group.feed(exchange, topics.names)
         yield from self._weigh(key, group)
 
     def stored(self, entry: Entry, topics: Topics) -> Iterator[GroupRow]:
@@ -171,20 +171,20 @@ class Groups:
 
     # --- APIs of several groups, and of clients that are no members --------------------------------------------------
 
-    def _failed(self, group: Group, spoken: Spoken, event: str, codes: set[int]) -> Iterator[GroupRow]:
+    def _failed(self, group: Group, exchange: DecodedExchange, event: str, codes: set[int]) -> Iterator[GroupRow]:
         """Yield an event for each error; a known group remembers the member."""
-        yield from group.failed(spoken, event, codes)
+        yield from group.failed(exchange, event, codes)
         if isinstance(group, ClassicGroup | EpochGroup):
             yield from self._weigh((group.group_id, group.protocol), group)
 
-    def _committed(self, spoken: Spoken, answer: Body) -> Iterator[GroupRow]:
+    def _committed(self, exchange: DecodedExchange, answer: Body) -> Iterator[GroupRow]:
         """Yield the failures of an OffsetCommit or TxnOffsetCommit; count a transaction's offsets until it ends."""
-        group = self._any(spoken.request["groupId"])
+        group = self._any(exchange.request["groupId"])
         if isinstance(group, ClassicGroup | EpochGroup):
-            group.heard(spoken.request.get("memberId") or "", spoken.request_end)
+            group.heard(exchange.request.get("memberId") or "", exchange.request_end)
         codes = {part["errorCode"] for topic in answer["topics"] for part in topic["partitions"]}
-        yield from self._failed(group, spoken, "commit_failed", codes)
-        transaction = spoken.request.get("transactionalId")
+        yield from self._failed(group, exchange, "commit_failed", codes)
+        transaction = exchange.request.get("transactionalId")
         if transaction is not None and codes == {0}:
             pending = self._in_transactions.pop(transaction, {})
             count = sum(len(topic["partitions"]) for topic in answer["topics"])
@@ -192,68 +192,68 @@ class Groups:
                 pending[group.group_id] = pending.get(group.group_id, 0) + count
             _put(self._in_transactions, transaction, pending)
 
-    def _transaction_ended(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
+    def _transaction_ended(self, exchange: DecodedExchange, answer: Body) -> Iterator[GroupEvent]:
         """Yield the events of an EndTxn: the transaction's offsets are committed or aborted now."""
-        transaction, error = spoken.request["transactionalId"], answer["errorCode"]
+        transaction, error = exchange.request["transactionalId"], answer["errorCode"]
         pending = self._in_transactions.get(transaction, {})
         if error:
             for group_id in pending:
                 reason = f"transaction {transaction} did not end"
-                yield self._any(group_id).event(spoken, "commit_failed", error=error, reason=reason)
+                yield self._any(group_id).event(exchange, "commit_failed", error=error, reason=reason)
             return
         self._in_transactions.pop(transaction, None)
-        event = "offsets_committed" if spoken.request["committed"] else "offsets_aborted"
+        event = "offsets_committed" if exchange.request["committed"] else "offsets_aborted"
         for group_id, count in pending.items():
             reason = f"{count} offsets in transaction {transaction}"
-            yield self._any(group_id).event(spoken, event, reason=reason)
+            yield self._any(group_id).event(exchange, event, reason=reason)
 
-    def _offsets_fetched(self, spoken: Spoken, answer: Body) -> Iterator[GroupRow]:
+    def _offsets_fetched(self, exchange: DecodedExchange, answer: Body) -> Iterator[GroupRow]:
         several = answer.get("groups")
         if several is None:
-            several = [answer | {"groupId": spoken.request["groupId"]}]
+            several = [answer | {"groupId": exchange.request["groupId"]}]
         for each in several[:MAX_NAMED]:
             codes = {part["errorCode"] for topic in each["topics"] for part in topic["partitions"]}
             codes.add(each.get("errorCode", 0))
-            yield from self._failed(self._any(each["groupId"]), spoken, "offset_fetch_failed", codes)
+            yield from self._failed(self._any(each["groupId"]), exchange, "offset_fetch_failed", codes)
 
-    def _coordinator_found(self, spoken: Spoken, answer: Body) -> Iterator[GroupEvent]:
-        if spoken.request.get("keyType", GROUP_KEY) != GROUP_KEY:
+    def _coordinator_found(self, exchange: DecodedExchange, answer: Body) -> Iterator[GroupEvent]:
+        if exchange.request.get("keyType", GROUP_KEY) != GROUP_KEY:
             return
         several = answer.get("coordinators")
         if several is None:
-            several = [answer | {"key": spoken.request["key"]}]
+            several = [answer | {"key": exchange.request["key"]}]
         for each in several[:MAX_NAMED]:
             group, error, node = self._any(each["key"]), each["errorCode"], each["nodeId"]
             if error:
                 reason = each.get("errorMessage")
-                yield group.event(spoken, "coordinator_not_found", error=error, reason=reason, coordinator_id=None)
+                yield group.event(exchange, "coordinator_not_found", error=error, reason=reason, coordinator_id=None)
                 continue
             where = f"{each['host']}:{each['port']}"
-            yield group.event(spoken, "coordinator_found", reason=where, coordinator_id=node)
-            for moved in group.coordinated_by(node, spoken):
+            yield group.event(exchange, "coordinator_found", reason=where, coordinator_id=node)
+            for moved in group.coordinated_by(node, exchange):
                 yield moved._replace(coordinator_id=node)
             self._coordinators.pop(each["key"], None)
             _put(self._coordinators, each["key"], node)
 
-    def _described(self, spoken: Spoken, answer: Body) -> Iterator[GroupRow]:
+    def _described(self, exchange: DecodedExchange, answer: Body) -> Iterator[GroupRow]:
         for told in answer["groups"][:MAX_NAMED]:
-            key = told["groupId"], DESCRIBES[spoken.api_key]
-            if told["errorCode"] == GROUP_ID_NOT_FOUND and spoken.api_key != DESCRIBE_GROUPS:
+            key = told["groupId"], DESCRIBES[exchange.api_key]
+            if told["errorCode"] == GROUP_ID_NOT_FOUND and exchange.api_key != DESCRIBE_GROUPS:
                 continue  # tools try this describe first, for groups of any protocol
             known = self._groups.get(key)
             if known is None and (told["errorCode"] or not told["members"]):
                 group = Group(self.cluster, *key)  # it does not exist, or is empty
                 error, reason = told["errorCode"], f"{told['groupState']}, 0 members"
-                yield group.event(spoken, "described", error=error, reason=reason, coordinator_id=spoken.broker_id)
+                yield group.event(exchange, "described", error=error, reason=reason, coordinator_id=exchange.broker_id)
                 continue
             group = self._known(key)
-            yield from group.described(spoken, told)
+            yield from group.described(exchange, told)
             yield from self._weigh(key, group)
 
-    def _deleted(self, spoken: Spoken, answer: Body) -> Iterator[GroupRow]:
+    def _deleted(self, exchange: DecodedExchange, answer: Body) -> Iterator[GroupRow]:
         for each in answer["results"][:MAX_NAMED]:
             group, error = self._any(each["groupId"]), each["errorCode"]
-            yield group.event(spoken, "deleted", error=error, reason=each.get("errorMessage"))
+            yield group.event(exchange, "deleted", error=error, reason=each.get("errorMessage"))
             key = group.group_id, group.protocol
             if not error and key in self._groups:
                 yield from self._groups[key].finish()
@@ -267,7 +267,7 @@ def _put(into: dict[str, Any], key: str, value: Any) -> None:
         del into[next(iter(into))]
 
 
-_SHARED: dict[int, Callable[[Groups, Spoken, Body], Iterator[Any]]] = {
+_SHARED: dict[int, Callable[[Groups, DecodedExchange, Body], Iterator[Any]]] = {
     OFFSET_COMMIT: Groups._committed,
     OFFSET_FETCH: Groups._offsets_fetched,
     FIND_COORDINATOR: Groups._coordinator_found,

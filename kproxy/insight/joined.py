@@ -6,9 +6,9 @@ Bounds: those of `embedded`; the group bounds their number. Refuses to know the 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from kproxy.insight.decoded import Body
 from kproxy.insight.embedded import Owned, given, said
 from kproxy.insight.rows import GroupEvent
-from kproxy.insight.spoken import Body
 
 MS = 1_000_000
 MAX_REBALANCE_NS = 3600 * 10**9  # longest wait for a JoinGroup; members may ask for weeks

@@ -15,10 +15,10 @@ from uuid import UUID
 from kproxy.insight import groups, leadership, topics, topology
 from kproxy.insight.changes import Changes
 from kproxy.insight.coordinator_logs import CoordinatorLogs, Logged
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.groups import Groups
 from kproxy.insight.leadership import Partitions
 from kproxy.insight.rows import Leadership, Row, Topology
-from kproxy.insight.spoken import Spoken
 from kproxy.insight.topics import Topics
 from kproxy.insight.topology import Cluster, of_partition
 from kproxy.insight.transactions import Transactions
@@ -37,7 +37,7 @@ class Part(Protocol):
         """Return how much was not followed, by kind."""
         ...
 
-    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Row]:
+    def feed(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Row]:
         """Yield the rows of an exchange."""
         ...
 
@@ -58,8 +58,8 @@ class Leaders:
     def left_out(self) -> Mapping[str, int]:
         return {"partitions": self.partitions.left_out}
 
-    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Leadership | Topology]:
-        for row in self.partitions.feed(spoken, topics.names):
+    def feed(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Leadership | Topology]:
+        for row in self.partitions.feed(exchange, topics.names):
             yield row
             yield of_partition(row)
 
@@ -98,13 +98,13 @@ class Knowledge:
                 found[kind] = found.get(kind, 0) + count
         return found
 
-    def feed(self, spoken: Spoken) -> Iterator[Row]:
+    def feed(self, exchange: DecodedExchange) -> Iterator[Row]:
         """Yield the rows of an exchange; none for an API that no part understands."""
-        yield from self.due(spoken.response_start or spoken.request_end)
-        if spoken.api_key in topics.APIS:
-            self.topics.feed(spoken)
-        for part in self._of_api.get(spoken.api_key, ()):
-            yield from part.feed(spoken, self.topics)
+        yield from self.due(exchange.response_start or exchange.request_end)
+        if exchange.api_key in topics.APIS:
+            self.topics.feed(exchange)
+        for part in self._of_api.get(exchange.api_key, ()):
+            yield from part.feed(exchange, self.topics)
 
     def feed_log(self, logged: Logged) -> Iterator[Row]:
         """Yield the rows of a record batch of a coordinator's log that a client fetched."""

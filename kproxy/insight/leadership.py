@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from kproxy.insight.decoded import Body, DecodedExchange
 from kproxy.insight.rows import Leadership
-from kproxy.insight.spoken import Body, Spoken
 from kproxy.protocol.apis import (
     ALTER_PARTITION,
     BEGIN_QUORUM_EPOCH,
@@ -84,33 +84,33 @@ class Partitions:
         self._count = 0  # of partitions
         self._gone: dict[UUID, None] = {}  # ids of deleted topics: a late Metadata response may contain them
 
-    def feed(self, spoken: Spoken, names: Mapping[UUID, str]) -> Iterator[Leadership]:
+    def feed(self, exchange: DecodedExchange, names: Mapping[UUID, str]) -> Iterator[Leadership]:
         """Yield the rows of an exchange of an API in `APIS`. names: topic names by id."""
-        api = spoken.api_key
-        at = spoken.request_end
+        api = exchange.api_key
+        at = exchange.request_end
         controller: tuple[int | None, int | None] = None, None
         topics: list[tuple[str, Body]] = []  # in the message, by name; a topic without a name is not known
         if api in (LEADER_AND_ISR, UPDATE_METADATA, STOP_REPLICA):
-            controller = spoken.request["controllerId"], spoken.request["controllerEpoch"]
-            if (spoken.response or {}).get("errorCode") == STALE_CONTROLLER_EPOCH:
+            controller = exchange.request["controllerId"], exchange.request["controllerEpoch"]
+            if (exchange.response or {}).get("errorCode") == STALE_CONTROLLER_EPOCH:
                 return
         if api == STOP_REPLICA:
-            for key, epoch in _deleted(spoken.request):
-                if not self._is_moved(key, epoch, spoken.broker_id) and self._forget(key):
+            for key, epoch in _deleted(exchange.request):
+                if not self._is_moved(key, epoch, exchange.broker_id) and self._forget(key):
                     yield self._row(at, api, controller, key, None, "deleted")
             return
         if api in (LEADER_AND_ISR, UPDATE_METADATA):
-            topics = [(each["topicName"], each) for each in spoken.request.get("topicStates") or ()]
-            found = _controller_states(spoken.request)
+            topics = [(each["topicName"], each) for each in exchange.request.get("topicStates") or ()]
+            found = _controller_states(exchange.request)
         elif api in (BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH):
-            found = _quorum(spoken.request, resigns=api == END_QUORUM_EPOCH)
-        elif spoken.response is None:
+            found = _quorum(exchange.request, resigns=api == END_QUORUM_EPOCH)
+        elif exchange.response is None:
             return
         elif api == DELETE_TOPICS:
-            yield from self._delete(spoken, spoken.response, names)
+            yield from self._delete(exchange, exchange.response, names)
             return
         else:
-            at, answer = spoken.response_start, spoken.response
+            at, answer = exchange.response_start, exchange.response
             if api in (METADATA, DESCRIBE_TOPIC_PARTITIONS):
                 if self._gone:
                     told = [topic for topic in answer["topics"] if topic.get("topicId") not in self._gone]
@@ -186,7 +186,7 @@ class Partitions:
             return False
         return state.leader != broker_id if broker_id is not None else epoch >= 0
 
-    def _delete(self, spoken: Spoken, answer: Body, names: Mapping[UUID, str]) -> Iterator[Leadership]:
+    def _delete(self, exchange: DecodedExchange, answer: Body, names: Mapping[UUID, str]) -> Iterator[Leadership]:
         """Yield the rows of deleted topics. Without ids (before 2.8) a topic stays until StopReplica ends it."""
         ended = set()
         for topic in answer["responses"]:
@@ -197,7 +197,7 @@ class Partitions:
             name = topic["name"] or names.get(identity)
             if name is not None:
                 ended.add(name)
-        yield from self._ended(sorted(ended), spoken.response_start, DELETE_TOPICS, (None, None))
+        yield from self._ended(sorted(ended), exchange.response_start, DELETE_TOPICS, (None, None))
 
     def _take(self, key: Key, state: _State) -> str:
         """Apply a state; return the kind of change, or "" for none."""

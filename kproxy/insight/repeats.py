@@ -10,8 +10,8 @@ Bounds: MAX_DIGESTS digests. Refuses to know the contents of a response.
 from collections.abc import Iterable
 from hashlib import blake2b
 
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.rows import Leadership, Row, Topology
-from kproxy.insight.spoken import Spoken
 from kproxy.insight.topology import REFUSALS
 from kproxy.protocol.apis import METADATA
 from kproxy.protocol.primitives import Buffer
@@ -43,7 +43,7 @@ class Repeats:
         self.count += found
         return found
 
-    def fed(self, spoken: Spoken, rows: Iterable[Row], topics: int) -> None:
+    def fed(self, exchange: DecodedExchange, rows: Iterable[Row], topics: int) -> None:
         """Learn from a decoded exchange and its rows. topics: number of changes of topic names and counts so far."""
         if topics != self._topics or any(isinstance(row, Leadership | Topology) for row in rows):
             self._seen.clear()
@@ -51,11 +51,11 @@ class Repeats:
         if self._digest:
             if len(self._seen) >= MAX_DIGESTS:
                 self._seen.clear()
-            self._seen.add(self._for_client if _refuses(spoken) else self._digest)
+            self._seen.add(self._for_client if _refuses(exchange) else self._digest)
 
 
-def _refuses(spoken: Spoken) -> bool:
-    return any(topic["errorCode"] in REFUSALS for topic in (spoken.response or {}).get("topics", ()))
+def _refuses(exchange: DecodedExchange) -> bool:
+    return any(topic["errorCode"] in REFUSALS for topic in (exchange.response or {}).get("topics", ()))
 
 
 def _client(request_frame: Buffer) -> bytes:

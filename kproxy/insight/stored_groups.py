@@ -12,12 +12,12 @@ from uuid import UUID
 
 from kproxy.insight.classic import ClassicGroup
 from kproxy.insight.coordinator_logs import Entry, ns_of
+from kproxy.insight.decoded import Body
 from kproxy.insight.embedded import CONSUMER, MAX_OWNED, Owned, group_type
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.group import MAX_MEMBERS, Group, GroupRow
 from kproxy.insight.joined import Joined, joined_as_stored
 from kproxy.insight.rows import GroupEvent
-from kproxy.insight.spoken import Body
 
 SHOWN_TOPICS = 20
 

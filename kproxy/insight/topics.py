@@ -7,7 +7,7 @@ Refuses to know groups and leaders.
 from collections.abc import Iterator, Mapping
 from uuid import UUID
 
-from kproxy.insight.spoken import Body, Spoken
+from kproxy.insight.decoded import Body, DecodedExchange
 from kproxy.protocol.apis import (
     CONSUMER_GROUP_DESCRIBE,
     CREATE_TOPICS,
@@ -55,9 +55,9 @@ class Topics:
             del self._grown[name]
         return {name: count for name, (_, count) in self._grown.items()}
 
-    def feed(self, spoken: Spoken) -> None:
+    def feed(self, exchange: DecodedExchange) -> None:
         """Learn from an exchange of an API in `APIS`."""
-        for name, identity, count in _named(spoken):
+        for name, identity, count in _named(exchange):
             if not name:
                 continue
             if identity is not None and identity.int:
@@ -71,7 +71,7 @@ class Topics:
                     former = self.partitions.get(name, 0)
                     if 0 < former < count:
                         self._grown.pop(name, None)
-                        self._grown[name] = spoken.response_start, former
+                        self._grown[name] = exchange.response_start, former
                         if len(self._grown) > MAX_GROWN:
                             del self._grown[next(iter(self._grown))]
                     self.changes += self.partitions.get(name) != count
@@ -80,11 +80,11 @@ class Topics:
                     self.left_out += 1
 
 
-def _named(spoken: Spoken) -> Iterator[tuple[str | None, UUID | None, int | None]]:
+def _named(exchange: DecodedExchange) -> Iterator[tuple[str | None, UUID | None, int | None]]:
     """Yield (name, id, partition count) of the topics in an exchange; None: it is not in the message."""
-    api, answer = spoken.api_key, spoken.response
+    api, answer = exchange.api_key, exchange.response
     if api in (LEADER_AND_ISR, UPDATE_METADATA):
-        for topic in spoken.request.get("topicStates") or ():
+        for topic in exchange.request.get("topicStates") or ():
             yield topic["topicName"], topic.get("topicId"), None
     elif answer is None:
         return

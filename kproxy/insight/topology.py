@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from kproxy.insight.decoded import Body, DecodedExchange
 from kproxy.insight.rows import Leadership, Topology
-from kproxy.insight.spoken import Body, Spoken
 from kproxy.insight.topics import Topics
 from kproxy.protocol.apis import (
     BROKER_HEARTBEAT,
@@ -104,11 +104,11 @@ class Cluster:
         self._refusals: dict[str, set[tuple[int, str | None]]] = {}  # by topic: (error code, client id)
         self._refused_count = 0
 
-    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+    def feed(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Topology]:
         """Yield the rows of an exchange; none for an API that is not in `APIS`."""
-        read = _READERS.get(spoken.api_key)
+        read = _READERS.get(exchange.api_key)
         if read is not None:
-            yield from read(self, spoken, topics)
+            yield from read(self, exchange, topics)
 
     def _row(self, at: int, api: str, kind: str, change: str, **values: Any) -> Topology:
         return Topology(at, self.cluster, kind, change=change, api=api, **values)
@@ -133,10 +133,10 @@ class Cluster:
                 self.left_out["addresses"] += 1
         return found
 
-    def _of_own_listener(self, spoken: Spoken, brokers: Sequence[Body], node: str) -> list[_LiveBroker]:
+    def _of_own_listener(self, exchange: DecodedExchange, brokers: Sequence[Body], node: str) -> list[_LiveBroker]:
         """Return the brokers in a response to a client, with the listener that the client used."""
         addresses = [(each["host"], each["port"]) for each in brokers]
-        listener = self._listener([spoken.broker, *addresses])
+        listener = self._listener([exchange.broker, *addresses])
         return [_LiveBroker(each[node], each["host"], each["port"], each.get("rack"), listener) for each in brokers]
 
     def _broker(self, at: int, api: str, told: _LiveBroker) -> Iterator[Topology]:
@@ -181,38 +181,38 @@ class Cluster:
         host, port = next(iter(broker.addresses), (None, None))
         return self._row(at, api, "broker", "gone", broker_id=node, host=host, port=port, rack=broker.rack)
 
-    def _controller(self, spoken: Spoken) -> Iterator[Topology]:
+    def _controller(self, exchange: DecodedExchange) -> Iterator[Topology]:
         """Yield a row if a controller's request to a broker has a newer controller epoch."""
-        epoch, node = spoken.request["controllerEpoch"], spoken.request["controllerId"]
+        epoch, node = exchange.request["controllerEpoch"], exchange.request["controllerId"]
         if epoch > self._active[0]:
             self._active = epoch, node
-            yield self._row(spoken.request_end, api_name(spoken.api_key), "controller", "active", broker_id=node)
+            yield self._row(exchange.request_end, api_name(exchange.api_key), "controller", "active", broker_id=node)
 
-    def _controlled_shutdown(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
-        yield from self._leaves(spoken, spoken.request["brokerId"])
+    def _controlled_shutdown(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Topology]:
+        yield from self._leaves(exchange, exchange.request["brokerId"])
 
-    def _leaves(self, spoken: Spoken, node: int) -> Iterator[Topology]:
+    def _leaves(self, exchange: DecodedExchange, node: int) -> Iterator[Topology]:
         broker = self._brokers.get(node)
         if broker is not None and not broker.leaving:
             broker.leaving = True
-            at = spoken.request_end
-            yield self._row(at, api_name(spoken.api_key), "broker", "shutting_down", broker_id=node, rack=broker.rack)
+            at = exchange.request_end
+            yield self._row(at, api_name(exchange.api_key), "broker", "shutting_down", broker_id=node, rack=broker.rack)
 
-    def _registration(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
-        request, answer = spoken.request, spoken.response
+    def _registration(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Topology]:
+        request, answer = exchange.request, exchange.response
         if answer is None or answer["errorCode"]:
             return
-        node, api = request["brokerId"], api_name(spoken.api_key)
+        node, api = request["brokerId"], api_name(exchange.api_key)
         listeners = request["listeners"][:MAX_ADDRESSES] or [{"host": None, "port": None}]
         rows = [
             row
             for each in listeners
-            for row in self._broker(spoken.response_start, api, self._endpoint(each, "name", node, request["rack"]))
+            for row in self._broker(exchange.response_start, api, self._endpoint(each, "name", node, request["rack"]))
         ]
         if node in self._brokers:
             broker = self._brokers[node]
             broker.fenced, broker.leaving = True, False  # a broker is fenced after registration
-            first = rows[0] if rows else self._row(spoken.response_start, api, "broker", "", broker_id=node)
+            first = rows[0] if rows else self._row(exchange.response_start, api, "broker", "", broker_id=node)
             yield first._replace(change="registered", rack=broker.rack)
             yield from rows[1:]
 
@@ -222,25 +222,25 @@ class Cluster:
         address = None if host is None else (host, port)
         return _LiveBroker(node, host, port, rack, self._listener([endpoint.get(name), address]))
 
-    def _heartbeat(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
-        request, answer = spoken.request, spoken.response
+    def _heartbeat(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Topology]:
+        request, answer = exchange.request, exchange.response
         if answer is None or answer["errorCode"]:
             return
-        node, api = request["brokerId"], api_name(spoken.api_key)
+        node, api = request["brokerId"], api_name(exchange.api_key)
         if node not in self._brokers:
-            yield from self._broker(spoken.response_start, api, _LiveBroker(node, None, None, None, NO_LISTENER))
+            yield from self._broker(exchange.response_start, api, _LiveBroker(node, None, None, None, NO_LISTENER))
         broker = self._brokers.get(node)
         if broker is None:
             return
         if request["wantShutDown"]:
-            yield from self._leaves(spoken, node)
+            yield from self._leaves(exchange, node)
         if answer["isFenced"] != broker.fenced:
             broker.fenced = answer["isFenced"]
             change = "fenced" if broker.fenced else "unfenced"
-            yield self._row(spoken.response_start, api, "broker", change, broker_id=node, rack=broker.rack)
+            yield self._row(exchange.response_start, api, "broker", change, broker_id=node, rack=broker.rack)
 
-    def _described_cluster(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
-        answer, at, api = spoken.response, spoken.response_start, api_name(spoken.api_key)
+    def _described_cluster(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Topology]:
+        answer, at, api = exchange.response, exchange.response_start, api_name(exchange.api_key)
         if answer is None or answer["errorCode"]:
             return
         if answer.get("endpointType") == CONTROLLERS:
@@ -255,7 +255,7 @@ class Cluster:
                 yield self._row(at, api, "controller", change, broker_id=node, **where)
             return
         live = [each for each in answer["brokers"] if not each.get("isFenced")]
-        yield from self._broker_list(at, api, self._of_own_listener(spoken, live, "brokerId"))
+        yield from self._broker_list(at, api, self._of_own_listener(exchange, live, "brokerId"))
 
     # --- topics ------------------------------------------------------------------------------------------------------
 
@@ -289,12 +289,12 @@ class Cluster:
             count = known.partitions
             yield self._row(at, api, "topic", "gone", topic=name, topic_id=_written(known.id), partitions=count)
 
-    def _metadata(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
-        answer, at, api = spoken.response, spoken.response_start, api_name(spoken.api_key)
+    def _metadata(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Topology]:
+        answer, at, api = exchange.response, exchange.response_start, api_name(exchange.api_key)
         if answer is None:
             return
         if "brokers" in answer:
-            yield from self._broker_list(at, api, self._of_own_listener(spoken, answer["brokers"], "nodeId"))
+            yield from self._broker_list(at, api, self._of_own_listener(exchange, answer["brokers"], "nodeId"))
         for each in answer["topics"]:
             name = each["name"] or topics.names.get(each.get("topicId"))
             if name is None:
@@ -302,7 +302,7 @@ class Cluster:
             if each["errorCode"] == UNKNOWN_TOPIC_OR_PARTITION:
                 yield from self._topic_gone(at, api, name)
             if each["errorCode"] in REFUSALS:
-                yield from self._refused(at, api, name, each["errorCode"], spoken.client_id)
+                yield from self._refused(at, api, name, each["errorCode"], exchange.client_id)
             elif not each["errorCode"]:
                 highest = max((part["partitionIndex"] for part in each["partitions"]), default=-1)
                 yield from self._topic(at, api, name, highest + 1, each.get("topicId"))
@@ -318,14 +318,14 @@ class Cluster:
         self._refused_count += 1
         yield self._row(at, api, "topic", REFUSALS[code], topic=name)
 
-    def _controller_request(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
+    def _controller_request(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Topology]:
         """Yield the rows of a controller's request to a broker: LeaderAndIsr, StopReplica, UpdateMetadata."""
-        request, at, api = spoken.request, spoken.request_end, api_name(spoken.api_key)
-        refused = (spoken.response or {}).get("errorCode") == STALE_CONTROLLER_EPOCH
+        request, at, api = exchange.request, exchange.request_end, api_name(exchange.api_key)
+        refused = (exchange.response or {}).get("errorCode") == STALE_CONTROLLER_EPOCH
         if refused or request["controllerEpoch"] < self._active[0]:
             return
-        yield from self._controller(spoken)
-        if spoken.api_key != UPDATE_METADATA:
+        yield from self._controller(exchange)
+        if exchange.api_key != UPDATE_METADATA:
             return  # they list the partitions of one broker only
         live: list[_LiveBroker] = []
         for each in request.get("liveBrokers") or ():
@@ -347,11 +347,11 @@ class Cluster:
         for name, (index, id_) in highest.items():
             yield from self._topic(at, api, name, index + 1, id_)
 
-    def _created(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
-        answer = spoken.response
-        if answer is None or spoken.request.get("validateOnly"):
+    def _created(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Topology]:
+        answer = exchange.response
+        if answer is None or exchange.request.get("validateOnly"):
             return
-        asked = {each["name"]: each for each in spoken.request["topics"]}
+        asked = {each["name"]: each for each in exchange.request["topics"]}
         for each in answer["topics"]:
             wanted = asked.get(each["name"])
             if each["errorCode"] or wanted is None:
@@ -360,22 +360,22 @@ class Cluster:
             if count < 0:
                 count = len(wanted["assignments"]) or wanted["numPartitions"]
             if count >= 0:  # else the broker's default, which older responses do not contain
-                api = api_name(spoken.api_key)
-                yield from self._topic(spoken.response_start, api, each["name"], count, each.get("topicId"))
+                api = api_name(exchange.api_key)
+                yield from self._topic(exchange.response_start, api, each["name"], count, each.get("topicId"))
 
-    def _deleted(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
-        for each in spoken.response["responses"] if spoken.response is not None else ():
+    def _deleted(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Topology]:
+        for each in exchange.response["responses"] if exchange.response is not None else ():
             name = each["name"] or topics.names.get(each.get("topicId"))
             if not each["errorCode"] and name is not None:
-                yield from self._topic_gone(spoken.response_start, api_name(spoken.api_key), name)
+                yield from self._topic_gone(exchange.response_start, api_name(exchange.api_key), name)
 
-    def _enlarged(self, spoken: Spoken, topics: Topics) -> Iterator[Topology]:
-        if spoken.response is None or spoken.request.get("validateOnly"):
+    def _enlarged(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Topology]:
+        if exchange.response is None or exchange.request.get("validateOnly"):
             return
-        asked = {each["name"]: each["count"] for each in spoken.request["topics"]}
-        for each in spoken.response["results"]:
+        asked = {each["name"]: each["count"] for each in exchange.request["topics"]}
+        for each in exchange.response["results"]:
             if not each["errorCode"] and each["name"] in asked:
-                at, api = spoken.response_start, api_name(spoken.api_key)
+                at, api = exchange.response_start, api_name(exchange.api_key)
                 yield from self._topic(at, api, each["name"], asked[each["name"]])
 
 
@@ -399,7 +399,7 @@ def _written(id_: UUID) -> str | None:
     return None if id_ == NO_ID else uuid_text(id_)
 
 
-_READERS: dict[int, Callable[[Cluster, Spoken, Topics], Iterator[Topology]]] = {
+_READERS: dict[int, Callable[[Cluster, DecodedExchange, Topics], Iterator[Topology]]] = {
     METADATA: Cluster._metadata,
     LEADER_AND_ISR: Cluster._controller_request,
     STOP_REPLICA: Cluster._controller_request,

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from kproxy.insight.coordinator_logs import MAX_LISTED, ns_of
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.embedded import listed
 from kproxy.insight.rows import Transaction
-from kproxy.insight.spoken import Spoken
 from kproxy.insight.topics import Topics
 from kproxy.protocol.apis import DESCRIBE_TRANSACTIONS, INIT_PRODUCER_ID
 
@@ -24,23 +24,23 @@ class Transactions:
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
 
-    def feed(self, spoken: Spoken, topics: Topics) -> Iterator[Transaction]:
+    def feed(self, exchange: DecodedExchange, topics: Topics) -> Iterator[Transaction]:
         """Yield a row for each transactional id that the coordinator accepted or described."""
-        answer = spoken.response
+        answer = exchange.response
         if answer is None:
             return
-        if spoken.api_key == INIT_PRODUCER_ID:
-            name = spoken.request["transactionalId"]
+        if exchange.api_key == INIT_PRODUCER_ID:
+            name = exchange.request["transactionalId"]
             if name is not None and not answer["errorCode"]:
-                timeout_ms = spoken.request["transactionTimeoutMs"]
-                yield self._row(spoken, name, "Empty", answer["producerId"], answer["producerEpoch"], timeout_ms)
+                timeout_ms = exchange.request["transactionTimeoutMs"]
+                yield self._row(exchange, name, "Empty", answer["producerId"], answer["producerEpoch"], timeout_ms)
             return
         for each in answer["transactionStates"]:
             if each["errorCode"]:
                 continue
             parts = [(topic["topic"], index) for topic in each["topics"] for index in topic["partitions"]]
             row = self._row(
-                spoken,
+                exchange,
                 each["transactionalId"],
                 each["transactionState"],
                 each["producerId"],
@@ -58,10 +58,10 @@ class Transactions:
         return iter(())
 
     def _row(
-        self, spoken: Spoken, name: str, state: str, producer_id: int, producer_epoch: int, timeout_ms: int
+        self, exchange: DecodedExchange, name: str, state: str, producer_id: int, producer_epoch: int, timeout_ms: int
     ) -> Transaction:
         return Transaction(
-            spoken.response_start,
+            exchange.response_start,
             self.cluster,
             name,
             state,
@@ -71,9 +71,9 @@ class Transactions:
             None,
             None,
             0,
-            spoken.broker_id,
+            exchange.broker_id,
             None,
             None,
-            spoken.connection,
-            spoken.number,
+            exchange.connection,
+            exchange.number,
         )

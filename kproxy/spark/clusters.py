@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from kproxy.capture.clusters import CONNECTED, Clusters, Earlier, Labels, note, of_connections
 from kproxy.capture.quality import Quality
 from kproxy.convert.clusters import answers
-from kproxy.convert.spoken import SPOKEN
+from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.spark.pieces import PIECE_ROWS, SAID
 from kproxy.tables import arrays, schema
 from kproxy.tables.schema import TEXT, Table
@@ -59,7 +59,7 @@ def _heard(pieces: "DataFrame") -> Clusters:
     from pyspark.sql import functions as F
 
     clusters = Clusters()
-    said = pieces.where(F.col("kind") == SAID + SPOKEN.name).select("data")
+    said = pieces.where(F.col("kind") == SAID + KEPT_FRAMES.name).select("data")
     for row in said.mapInArrow(_answers, "answer string").collect():
         at, brokers, cluster_id = json.loads(row["answer"])
         clusters.learn(tuple(at), {tuple(address): node for address, node in brokers}, cluster_id)

@@ -19,10 +19,10 @@ from kproxy.capture.clusters import Labels
 from kproxy.capture.quality import Quality
 from kproxy.convert import machine
 from kproxy.convert.job import Job
+from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.convert.knowledge import Told, know
 from kproxy.convert.parts.joining import Correction
 from kproxy.convert.rows import Rows
-from kproxy.convert.spoken import SPOKEN
 from kproxy.spark.pieces import COUNTS, NAMES, PIECES, SAID, adopt, words
 from kproxy.spark.pieces import rows as piece_rows
 from kproxy.spark.places import listed
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 def pieces_of(
-    spoken: "DataFrame", cluster: str, corrections: Mapping[str, Sequence[Correction]], clusters: Mapping[str, Labels]
+    pieces: "DataFrame", cluster: str, corrections: Mapping[str, Sequence[Correction]], clusters: Mapping[str, Labels]
 ) -> "DataFrame":
     """Return the pieces of insight's tables, and counts of omitted input. corrections, clusters: by source."""
     from pyspark.sql import functions as F
 
     kind = F.col("kind")
     return (
-        spoken.where(kind.startswith(SAID) | (kind == NAMES))
+        pieces.where(kind.startswith(SAID) | (kind == NAMES))
         .repartition(1)
         .mapInArrow(_task(cluster, corrections, clusters), PIECES)
     )
@@ -57,7 +57,7 @@ def _task(
         with TemporaryDirectory(prefix="kproxy-") as place:
             folder = Path(place)
             runs: dict[str, writer.Sorter] = {
-                table.name: writer.Sorter(table, folder, ".all") for table in (SPOKEN, schema.REGISTRY)
+                table.name: writer.Sorter(table, folder, ".all") for table in (KEPT_FRAMES, schema.REGISTRY)
             }
             names: dict[str, Names] = {}
             every = [correction for of_source in corrections.values() for correction in of_source]
@@ -75,8 +75,8 @@ def _task(
                 for sorter in runs.values():
                     sorter.spill()
                 told = Told(folder)
-                spoken, registry = (runs[table.name].runs for table in (SPOKEN, schema.REGISTRY))
-                left_out = know(cluster, spoken, registry, names, told, clusters)
+                kept_frames, registry = (runs[table.name].runs for table in (KEPT_FRAMES, schema.REGISTRY))
+                left_out = know(cluster, kept_frames, registry, names, told, clusters)
                 for table in schema.KNOWLEDGE:
                     yield from piece_rows(table, told.parts(table))
                 for source, quality in left_out.items():
@@ -89,7 +89,7 @@ def _known(
     cluster: str, runs: Mapping[str, Sequence[Path]], names: Mapping[str, Names], folder: Path
 ) -> tuple[Told, dict[str, Quality]]:
     merged = []
-    for table in (SPOKEN, schema.REGISTRY):
+    for table in (KEPT_FRAMES, schema.REGISTRY):
         sorter = writer.Sorter(table, folder, ".all")
         sorter.adopt(runs[table.name])
         merged.append(sorter.runs)
@@ -101,7 +101,7 @@ def rows_of(jobs: Sequence[Job], table: Table) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one of insight's tables, from captures that one task reads."""
     with TemporaryDirectory(prefix="kproxy-") as place:
         folder = Path(place)
-        sorters = {each.name: writer.Sorter(each, folder) for each in (SPOKEN, schema.REGISTRY)}
+        sorters = {each.name: writer.Sorter(each, folder) for each in (KEPT_FRAMES, schema.REGISTRY)}
         names: dict[str, Names] = {}
 
         def add(of: Table, batch: pa.RecordBatch) -> None:

@@ -13,7 +13,7 @@ from kproxy.insight import groups, rows
 from kproxy.insight.knowledge import APIS, ONLY_FAILED, Knowledge
 from kproxy.tables import schema
 from tests import captures
-from tests.insight.truth import CAPTURE, generations, spoken
+from tests.insight.truth import CAPTURE, decoded_exchanges, generations
 from tests.zookeeper.traffic import DATA as ZOOKEEPER
 
 OF_CONNECTIONS = {"source", "time", "cluster", "connection", "number", "client_address", "coordinator_id"}
@@ -41,7 +41,9 @@ def test_the_tables_have_the_rows_of_knowledge(converted):
     """Once fed by a reader of the tests that ignores connections, once by `convert`."""
     known = Knowledge("default")
     frames = [
-        each for each in spoken(CAPTURE, (9092,), APIS) if each.api_key not in ONLY_FAILED or failed(each.response)
+        each
+        for each in decoded_exchanges(CAPTURE, (9092,), APIS)
+        if each.api_key not in ONLY_FAILED or failed(each.response)
     ]
     found = [row for each in frames for row in known.feed(each)] + list(known.finish())
     for kind, table in rows.TABLES.items():

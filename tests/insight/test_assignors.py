@@ -12,7 +12,7 @@ from kproxy.insight.assignors import Member, computed, owned_twice, unowned
 from kproxy.protocol import codec
 from kproxy.protocol.apis import JOIN_GROUP, METADATA, SYNC_GROUP
 from tests import captures
-from tests.insight.truth import CAPTURE, spoken
+from tests.insight.truth import CAPTURE, decoded_exchanges
 
 CAPTURED = ("k41_java_cluster", "k41_sasl_plain", "k111_java_cluster", "k111_kcat_sarama", "k0102_java_cluster")
 CAPTURED += ("k0102_python147", "k39_zk_cluster")
@@ -23,7 +23,7 @@ BROKERS = range(9091, 9095)
 def assignments_in(path):
     """(strategy, members, partition counts, the leader's assignment) of every generation in the capture."""
     partitions, joined, found = {}, {}, []
-    for each in spoken(path, BROKERS, (METADATA, JOIN_GROUP, SYNC_GROUP)):
+    for each in decoded_exchanges(path, BROKERS, (METADATA, JOIN_GROUP, SYNC_GROUP)):
         key, asked, answer = each.api_key, each.request, each.response
         if answer is None:
             continue

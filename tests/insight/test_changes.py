@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from kproxy.insight import changes
 from kproxy.insight.changes import APIS, TABLE, Changes
-from kproxy.insight.spoken import Spoken
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.topics import Topics
 from kproxy.protocol import codec
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.api_groups import ADMIN, BROKER, keys_of_names
 from tests import captures
-from tests.insight.truth import spoken
+from tests.insight.truth import decoded_exchanges
 from tests.protocol.messages import Layout, bodies
 
 BROKERS = range(9091, 9200)  # and controllers
@@ -80,7 +80,7 @@ def logged_errors(name):
     "name", ["k39_zk_cluster", "k41_java_cluster", "k41_kafkajs", "k41_librdkafka", "k41_quota", "k41_sasl_plain"]
 )
 def test_outcomes_equal_the_brokers_own_log(name):
-    exchanges = [each for each in spoken(captures.capture(name), BROKERS, APIS) if each.api_key in TABLE]
+    exchanges = [each for each in decoded_exchanges(captures.capture(name), BROKERS, APIS) if each.api_key in TABLE]
     rows = feed_all(exchanges)
     refused = Counter((row.api, row.error) for row in rows if row.error)
     assert refused == logged_errors(name)
@@ -89,7 +89,7 @@ def test_outcomes_equal_the_brokers_own_log(name):
 
 
 def test_each_resource_has_a_row_with_the_requested_change():
-    rows = feed_all(spoken(captures.capture("k39_zk_cluster"), BROKERS, APIS))
+    rows = feed_all(decoded_exchanges(captures.capture("k39_zk_cluster"), BROKERS, APIS))
     by_resource = {(row.api, row.resource_type, row.resource_name, row.error): row for row in rows}
     created = by_resource["CreateTopics", "topic", "adm-alpha", None]
     assert json.loads(created.detail)["configs"] == [{"name": "retention.ms", "value": "60000"}]
@@ -116,7 +116,7 @@ def test_a_forwarded_request_is_attributed_to_the_client_and_its_principal():
     answer = codec.encode_response(20, 6, {"correlationId": 5}, {"throttleTimeMs": 0, "responses": outcomes})
     principal = codec.encode_data("DefaultPrincipalData", 0, {"type": "User", "name": "alice"})
     request = {"requestData": inner, "requestPrincipal": principal, "clientHostAddress": bytes((10, 0, 0, 9))}
-    rows = feed_all([Spoken(58, 0, request, {"responseData": answer, "errorCode": 0}, 1, 2)])
+    rows = feed_all([DecodedExchange(58, 0, request, {"responseData": answer, "errorCode": 0}, 1, 2)])
     assert [(row.api, row.resource_name, row.error) for row in rows] == [
         ("DeleteTopics", "orders", None),
         ("DeleteTopics", "gone", "UNKNOWN_TOPIC_OR_PARTITION"),
@@ -124,7 +124,7 @@ def test_a_forwarded_request_is_attributed_to_the_client_and_its_principal():
     assert {(row.principal, row.client_id, row.client_address) for row in rows} == {
         ("User:alice", "admin-7", "10.0.0.9")
     }
-    assert not feed_all([Spoken(58, 0, request | {"requestData": b"\0\x14\0"}, None, 1, 2)])
+    assert not feed_all([DecodedExchange(58, 0, request | {"requestData": b"\0\x14\0"}, None, 1, 2)])
 
 
 def uuid(number):
@@ -132,7 +132,7 @@ def uuid(number):
 
 
 def test_an_unanswered_request_is_not_reported_as_done():
-    (row,) = feed_all([Spoken(42, 2, {"groupsNames": ["g"]}, None, 5, 0)])
+    (row,) = feed_all([DecodedExchange(42, 2, {"groupsNames": ["g"]}, None, 5, 0)])
     assert (row.time_ns, row.answered, row.error, row.resource_name) == (5, False, None, "g")
 
 
@@ -140,7 +140,7 @@ def test_the_rows_of_a_request_with_many_changes_are_bounded(monkeypatch):
     monkeypatch.setattr(changes, "MAX_RESOURCES", 3)
     known = Changes("c")
     topics = [{"name": f"t{index}", "count": 9, "assignments": [{"brokerIds": [1] * 5000}]} for index in range(7)]
-    rows = list(known.feed(Spoken(37, 3, {"topics": topics, "validateOnly": False}, None, 1, 0), Topics()))
+    rows = list(known.feed(DecodedExchange(37, 3, {"topics": topics, "validateOnly": False}, None, 1, 0), Topics()))
     assert [row.resource_name for row in rows] == ["t0", "t1", "and 5 more"]
     assert known.left_out == {"changes": 5}
     assert all(len(row.detail or "") <= changes.MAX_DETAIL + 1 for row in rows)
@@ -156,5 +156,5 @@ def test_any_exchange_gives_rows_and_never_an_error(data, pair, answered):
     request = data.draw(bodies(Layout(api.request, version, key, "request")))
     response = data.draw(bodies(Layout(api.response, version, key, "response"))) if answered else None
     known = Changes("c")
-    rows = list(known.feed(Spoken(key, version, request, response, 1, 2), Topics()))
+    rows = list(known.feed(DecodedExchange(key, version, request, response, 1, 2), Topics()))
     assert all(row.detail is None or len(row.detail) <= changes.MAX_DETAIL + 1 for row in rows)

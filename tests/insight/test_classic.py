@@ -7,11 +7,11 @@ from functools import cache
 import pytest
 
 from kproxy.insight.classic import APIS, STATES, ClassicGroup
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.group import MAX_REASON
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
-from kproxy.insight.spoken import Spoken
 from kproxy.protocol.apis import JOIN_GROUP, METADATA
-from tests.insight.truth import CAPTURE, departures, generations, spoken
+from tests.insight.truth import CAPTURE, decoded_exchanges, departures, generations
 
 # The beginnings of the coordinator's reasons, and kproxy's names of these causes.
 REASONS = {
@@ -28,7 +28,7 @@ NEAR_S = 0.15  # between the wire and the coordinator's log, on the machine of t
 def rows():
     """The groups at the end of the capture, and all their rows."""
     groups, found, partitions = {}, [], {}
-    for each in spoken(CAPTURE, (9092,), APIS | {METADATA}):
+    for each in decoded_exchanges(CAPTURE, (9092,), APIS | {METADATA}):
         if each.api_key == METADATA:
             topics = each.response["topics"] if each.response is not None else ()
             partitions |= {topic["name"]: len(topic["partitions"]) for topic in topics}
@@ -115,19 +115,19 @@ def test_other_types_of_groups_have_no_assignments_and_raise_nothing():
     request["sessionTimeoutMs"] = 10_000
     members = [{"memberId": "m", "metadata": metadata}]
     answer = {"errorCode": 0, "generationId": 1, "protocolName": "sessioned", "leader": "m", "memberId": "m"}
-    joined = Spoken(11, 2, request, answer | {"members": members}, 1, 2)
+    joined = DecodedExchange(11, 2, request, answer | {"members": members}, 1, 2)
     synced = {"groupId": "connect", "memberId": "m", "generationId": 1}
     assigned = synced | {"assignments": [{"memberId": "m", "assignment": b"\xff" * 5}]}
     found = [
         row
-        for each in (joined, Spoken(14, 2, assigned, {"errorCode": 0, "assignment": b"12345"}, 3, 4))
+        for each in (joined, DecodedExchange(14, 2, assigned, {"errorCode": 0, "assignment": b"12345"}, 3, 4))
         for row in group.feed(each, {})
     ]
     assert not [row for row in found if isinstance(row, Assignment)]
     (row,) = [row for row in found if isinstance(row, Rebalance)]
     assert (row.strategy, row.ended_ns, row.cause) == ("sessioned", 4, "member_joined")
     assert group.state == "Stable"
-    (asked,) = group.feed(Spoken(11, 2, request, None, 5, 0), {})
+    (asked,) = group.feed(DecodedExchange(11, 2, request, None, 5, 0), {})
     assert (asked.event, asked.time_ns, asked.reason) == ("join", 5, "it was never answered")
 
 
@@ -140,12 +140,12 @@ def joined(member, number, at, members=(), metadata=NOTHING):
     request["sessionTimeoutMs"] = 10_000
     members_joined = [{"memberId": each, "metadata": protocols[0]["metadata"]} for each in members]
     answer = {"errorCode": 0, "generationId": number, "protocolName": "range", "leader": "a", "memberId": member}
-    return Spoken(11, 7, request, answer | {"members": members_joined}, at, at + 1)
+    return DecodedExchange(11, 7, request, answer | {"members": members_joined}, at, at + 1)
 
 
 def synced(member, number, at, assignments=()):
     request = {"groupId": "g", "memberId": member, "generationId": number, "assignments": assignments}
-    return Spoken(14, 5, request, {"errorCode": 0, "assignment": b""}, at, at + 1)
+    return DecodedExchange(14, 5, request, {"errorCode": 0, "assignment": b""}, at, at + 1)
 
 
 def test_a_follower_that_rejoins_a_stable_group_causes_no_rebalance():
@@ -171,7 +171,7 @@ def test_a_leader_that_rejoins_by_itself_is_the_cause_and_a_later_expiry_is_not(
     talk = [joined("a", 1, 10, "ab"), joined("b", 1, 11), synced("a", 1, 20), synced("b", 1, 21)]
     if called:
         request = {"groupId": "g", "memberId": "a", "generationId": 1}
-        talk.append(Spoken(12, 4, request, {"errorCode": 27}, 30, 31))
+        talk.append(DecodedExchange(12, 4, request, {"errorCode": 27}, 30, 31))
     talk += [joined("a", 2, 40, "a"), synced("a", 2, 50)]
     found = [row for each in talk for row in group.feed(each, {})]
     row = [row for row in found if isinstance(row, Rebalance)][-1]
@@ -184,7 +184,7 @@ def test_a_heartbeat_reveals_a_rebalance_before_any_join_is_answered(number, sta
     group = ClassicGroup("default", "g")
     talk = [joined("a", 2, 10, "ab"), joined("b", 2, 11), synced("a", 2, 20), synced("b", 2, 21)]
     request = {"groupId": "g", "memberId": "a", "generationId": number}
-    for each in [*talk, Spoken(12, 4, request, {"errorCode": 27}, 30, 31)]:
+    for each in [*talk, DecodedExchange(12, 4, request, {"errorCode": 27}, 30, 31)]:
         list(group.feed(each, {}))
     assert group.state == state
     list(group.feed(joined("b", 2, 35), {}))  # from another coordinator, which has seen no rebalance
@@ -203,8 +203,12 @@ def test_the_end_of_an_incomplete_generation_is_the_cause_of_the_next(left_at):
     group = ClassicGroup("default", "g")
     talk = [joined("a", 1, 10), joined("b", 1, 11, "ab")]
     request = {"groupId": "g", "memberId": "a", "generationId": 1, "assignments": ()}
-    refused = Spoken(14, 5, request, {"errorCode": 27, "assignment": b""}, 12, 30)
-    left = [] if left_at is None else [Spoken(13, 0, {"groupId": "g", "memberId": "b"}, {"errorCode": 0}, left_at, 21)]
+    refused = DecodedExchange(14, 5, request, {"errorCode": 27, "assignment": b""}, 12, 30)
+    left = (
+        []
+        if left_at is None
+        else [DecodedExchange(13, 0, {"groupId": "g", "memberId": "b"}, {"errorCode": 0}, left_at, 21)]
+    )
     talk += [*left, refused, joined("a", 2, 40, "a"), synced("a", 2, 50)]
     found = [row for each in talk for row in group.feed(each, {})]
     rows = [row for row in found if isinstance(row, Rebalance)]
@@ -226,7 +230,7 @@ def test_an_assignment_may_predate_the_growth_of_a_topic(assigned, agrees):
 
 def test_a_generation_whose_members_all_left_has_no_assignment_time():
     group = ClassicGroup("default", "g")
-    left = Spoken(13, 0, {"groupId": "g", "memberId": "a"}, {"errorCode": 0}, 20, 21)
+    left = DecodedExchange(13, 0, {"groupId": "g", "memberId": "a"}, {"errorCode": 0}, 20, 21)
     found = [row for each in (joined("a", 1, 10, "a"), left) for row in group.feed(each, {})]
     found += group.finish()
     (row,) = [row for row in found if isinstance(row, Rebalance)]
@@ -243,7 +247,7 @@ def test_a_generation_whose_members_all_left_has_no_assignment_time():
 )
 def test_an_empty_group_does_not_rebalance_until_a_member_joins(number, cause, started, before):
     group = ClassicGroup("default", "g")
-    left = Spoken(13, 0, {"groupId": "g", "memberId": "a"}, {"errorCode": 0}, 20, 21)
+    left = DecodedExchange(13, 0, {"groupId": "g", "memberId": "a"}, {"errorCode": 0}, 20, 21)
     talk = [joined("a", 1, 10, "a"), synced("a", 1, 12), left, joined("b", number, 500, "b"), synced("b", number, 510)]
     found = [row for each in talk for row in group.feed(each, {})]
     row = [row for row in found if isinstance(row, Rebalance)][-1]
@@ -259,7 +263,7 @@ def test_the_reason_given_by_a_member_is_truncated():
     asked.request["reason"] = "r" * 30_000
     left = {"groupId": "g", "members": [{"memberId": "b", "reason": "x" * 30_000}]}
     begin = [joined("a", 1, 10, "a"), synced("a", 1, 20), asked, joined("a", 2, 31, "ab"), synced("a", 2, 40)]
-    talk = [*begin, synced("b", 2, 41), Spoken(13, 5, left, {"errorCode": 0}, 50, 51), joined("a", 3, 60, "a")]
+    talk = [*begin, synced("b", 2, 41), DecodedExchange(13, 5, left, {"errorCode": 0}, 50, 51), joined("a", 3, 60, "a")]
     found = [row for each in talk for row in group.feed(each, {})] + [*group.finish()]
     reasons = {row.reason for row in found if isinstance(row, GroupEvent | Rebalance) and row.reason is not None}
     assert {"r" * (MAX_REASON - 1) + "…", "x" * (MAX_REASON - 1) + "…"} <= reasons
@@ -275,7 +279,7 @@ def test_a_capture_that_begins_during_a_rebalance_has_its_members_and_assignment
     owned = {}
     for row in rows_of(Assignment):
         owned.setdefault((row.group_id, row.generation), set()).add((row.member_id, row.topic, row.partition))
-    talk = [each for each in spoken(CAPTURE, (9092,), APIS) if each.api_key != METADATA]
+    talk = [each for each in decoded_exchanges(CAPTURE, (9092,), APIS) if each.api_key != METADATA]
     cut = 0
     for (name, number), row in whole.items():
         group, found = ClassicGroup("default", name), []

@@ -7,13 +7,13 @@ import pytest
 
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Job
+from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.convert.rows import Rows
-from kproxy.convert.spoken import SPOKEN
 from kproxy.insight import coordinator_logs, read_ranges
 from kproxy.insight.coordinator_logs import LOGS, OFFSETS, TRANSACTIONS, CoordinatorLogs, Logged
+from kproxy.insight.decoded import decode_exchange
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.rows import TABLES, Assignment, CommittedOffset, GroupEvent, Rebalance, Transaction
-from kproxy.insight.spoken import spoken_of
 from kproxy.protocol import codec
 from kproxy.protocol.apis import FETCH
 from kproxy.protocol.records import Record, write_batch
@@ -35,7 +35,7 @@ def inputs_of(path, ports=()):
     found = []
 
     def add(table, batch):
-        if table is SPOKEN:
+        if table is KEPT_FRAMES:
             found.extend(batch.to_pylist())
 
     rows = Rows(add, keeps=True)
@@ -59,11 +59,11 @@ def inputs_of(path, ports=()):
                     )
                 )
             continue
-        spoken = spoken_of(
+        exchange = decode_exchange(
             *(each[name] for name in ("api_key", "api_version", "request", "response", "request_end", "response_start"))
         )
-        if spoken is not None:
-            ordered.append(spoken)
+        if exchange is not None:
+            ordered.append(exchange)
     return ordered
 
 

@@ -10,12 +10,12 @@ from random import Random
 
 import pytest
 
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.epochs import PROTOCOLS, EpochGroup
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
-from kproxy.insight.spoken import Spoken
 from kproxy.protocol.apis import METADATA
 from tests import captures
-from tests.insight.truth import CAPTURE, log, spoken
+from tests.insight.truth import CAPTURE, decoded_exchanges, log
 
 NEAR_S = 0.6  # the epoch is bumped, its assignment computed, then sent: on a busy machine
 
@@ -23,7 +23,7 @@ NEAR_S = 0.6  # the epoch is bumped, its assignment computed, then sent: on a bu
 def feed_capture(path, ports):
     """The groups at the end of a capture, and all their rows."""
     groups, found, names = {}, [], {}
-    for each in spoken(path, ports, PROTOCOLS.keys() | {METADATA}):
+    for each in decoded_exchanges(path, ports, PROTOCOLS.keys() | {METADATA}):
         if each.api_key == METADATA:
             topics = each.response["topics"] if each.response is not None else ()
             names |= {topic["topicId"]: topic["name"] for topic in topics}
@@ -107,7 +107,7 @@ def beat(member, epoch, next_epoch, at, **more):
         "memberEpoch": next_epoch,
         "heartbeatIntervalMs": 5000,
     }
-    return Spoken(68, 1, request, answer | {"assignment": None}, at, at + 1)
+    return DecodedExchange(68, 1, request, answer | {"assignment": None}, at, at + 1)
 
 
 def test_expired_sessions_and_changed_subscriptions_are_causes():
@@ -173,7 +173,7 @@ def delayed(talk, most_ns, seed):
 
 def test_the_place_of_capture_and_the_order_of_responses_change_nothing():
     """Next to the broker, next to clients, or in a late process, connections are seen in different orders."""
-    talk = [each for each in spoken(CAPTURE, (9092,), {68}) if each.response is not None]
+    talk = [each for each in decoded_exchanges(CAPTURE, (9092,), {68}) if each.response is not None]
 
     def known(talk):
         groups, found = {}, []

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.insight import groups
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.groups import APIS, Groups
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.rows import GroupEvent, Rebalance
-from kproxy.insight.spoken import Spoken
 from kproxy.insight.topics import APIS as TOPICS
 from kproxy.insight.topics import Topics
 from kproxy.protocol import codec
@@ -24,7 +24,7 @@ from kproxy.protocol.schema import schema
 from tests import captures
 from tests.insight.test_changes import LINE
 from tests.insight.test_classic import joined, synced
-from tests.insight.truth import CAPTURE, DATA, departures, log, spoken
+from tests.insight.truth import CAPTURE, DATA, decoded_exchanges, departures, log
 from tests.protocol.messages import Layout, bodies
 
 BROKERS = range(9091, 9096)
@@ -41,7 +41,9 @@ def rows(name=None):
     known, topics = Groups("c"), Topics()
     path = CAPTURE if name is None else captures.capture(name)
     ports = (9092,) if name is None else BROKERS
-    return [row for each in spoken(path, ports, APIS | TOPICS) for row in feed(known, topics, each)] + [*known.finish()]
+    return [row for each in decoded_exchanges(path, ports, APIS | TOPICS) for row in feed(known, topics, each)] + [
+        *known.finish()
+    ]
 
 
 def events(*names, of=None):
@@ -82,7 +84,7 @@ def members(group):
 
 def test_states_members_and_partitions_equal_the_tools_output():
     """Each describe took some seconds: at some moment of these the group must match it, including its coordinator."""
-    known, topics, exchanges = Groups("c"), Topics(), iter(spoken(CAPTURE, (9092,), APIS | TOPICS))
+    known, topics, exchanges = Groups("c"), Topics(), iter(decoded_exchanges(CAPTURE, (9092,), APIS | TOPICS))
     compared, waiting = Counter(), None
     for begin, end, states, owners in described():
         open_states, open_owners = dict(states), dict(owners)
@@ -205,7 +207,7 @@ def feed_all(*exchanges):
 def asked(member, at, error=0, generation=1, group="g"):
     request = {"groupId": group, "memberId": "", "sessionTimeoutMs": 6000, "protocolType": "consumer", "protocols": []}
     answer = {"errorCode": error, "memberId": member, "generationId": generation, "leader": member, "members": []}
-    return Spoken(11, 5, request, answer, at, at + 1)
+    return DecodedExchange(11, 5, request, answer, at, at + 1)
 
 
 def test_a_member_with_an_id_that_never_joined_is_reported_after_the_join_timeout():
@@ -216,13 +218,13 @@ def test_a_member_with_an_id_that_never_joined_is_reported_after_the_join_timeou
     known = Knowledge("c")
     found = list(known.feed(unanswered)) + list(known.due(67 * second))
     assert not [row for row in found if row.event == "never_joined"]
-    other = Spoken(10, 0, {"key": "h"}, None, 68 * second, 0)
+    other = DecodedExchange(10, 0, {"key": "h"}, None, 68 * second, 0)
     (row,) = known.feed(other)  # of another group
     assert (row.event, row.member_id, row.time_ns) == ("never_joined", "slow", 7 * second + 1)
     later = asked("a", 9 * second)
     later.response |= {"members": [{"memberId": "a", "metadata": b""}]}
     synced = {"groupId": "g", "memberId": "a", "generationId": 1, "assignments": []}
-    done = Spoken(14, 5, synced, {"errorCode": 0, "assignment": b""}, 10 * second, 10 * second)
+    done = DecodedExchange(14, 5, synced, {"errorCode": 0, "assignment": b""}, 10 * second, 10 * second)
     assert "never_joined" in {row.event for row in feed_all(unanswered, later, done) if isinstance(row, GroupEvent)}
 
 
@@ -239,9 +241,11 @@ def test_a_batch_of_coordinators_and_a_transactional_id():
         {"key": "a", "nodeId": 3, "host": "h", "port": 1, "errorCode": 0},
         {"key": "b", "nodeId": -1, "host": "", "port": -1, "errorCode": 15, "errorMessage": "not now"},
     ]
-    batch = Spoken(10, 4, {"keyType": 0, "coordinatorKeys": ["a", "b"]}, {"coordinators": coordinators}, 1, 2)
-    of_transaction = Spoken(10, 4, {"keyType": 1, "coordinatorKeys": ["a"]}, {"coordinators": coordinators[:1]}, 1, 2)
-    old = Spoken(10, 0, {"key": "c"}, {"errorCode": 0, "nodeId": 1, "host": "h", "port": 1}, 3, 4)
+    batch = DecodedExchange(10, 4, {"keyType": 0, "coordinatorKeys": ["a", "b"]}, {"coordinators": coordinators}, 1, 2)
+    of_transaction = DecodedExchange(
+        10, 4, {"keyType": 1, "coordinatorKeys": ["a"]}, {"coordinators": coordinators[:1]}, 1, 2
+    )
+    old = DecodedExchange(10, 0, {"key": "c"}, {"errorCode": 0, "nodeId": 1, "host": "h", "port": 1}, 3, 4)
     found = feed_all(batch, of_transaction, old, asked("m", 5, group="a"))
     assert [(row.group_id, row.event, row.coordinator_id, row.reason) for row in found[:3]] == [
         ("a", "coordinator_found", 3, "h:1"),
@@ -261,11 +265,11 @@ def test_an_unseen_group_is_known_once_it_is_described():
         "protocolType": "consumer",
         "protocolData": "range",
     }
-    (row,) = known.feed(Spoken(15, 5, {}, {"groups": [described_group | {"members": [member]}]}, 1, 2), topics)
+    (row,) = known.feed(DecodedExchange(15, 5, {}, {"groups": [described_group | {"members": [member]}]}, 1, 2), topics)
     assert (row.event, row.reason) == ("described", "Stable, 1 members")
     group = known.get("g")
     assert (group.state, group.strategy, set(group.members)) == ("Stable", "range", {"m"})
-    rows = list(known.feed(Spoken(42, 2, {}, {"results": [{"groupId": "g", "errorCode": 0}]}, 3, 4), topics))
+    rows = list(known.feed(DecodedExchange(42, 2, {}, {"results": [{"groupId": "g", "errorCode": 0}]}, 3, 4), topics))
     assert [row.event for row in rows] == ["deleted"]
     assert known.get("g") is None
 
@@ -274,7 +278,7 @@ def test_a_commit_does_not_create_a_group():
     """Consumers without a subscription, and any other client, may commit."""
     known = Groups("c")
     parts = [{"partitions": [{"errorCode": 25}, {"errorCode": 0}, {"errorCode": 25}]}]
-    (row,) = known.feed(Spoken(8, 2, {"groupId": "g", "memberId": "m"}, {"topics": parts}, 1, 2), Topics())
+    (row,) = known.feed(DecodedExchange(8, 2, {"groupId": "g", "memberId": "m"}, {"topics": parts}, 1, 2), Topics())
     assert (row.event, row.error, len(known)) == ("commit_failed", "UNKNOWN_MEMBER_ID", 0)
 
 
@@ -290,9 +294,9 @@ def test_offsets_of_a_transaction_count_when_it_ends():
 
     parts = {"topics": [{"partitions": [{"errorCode": 0}, {"errorCode": 0}]}]}
     request = {"groupId": "g", "transactionalId": "t", "memberId": "", "generationId": -1}
-    commit = Spoken(28, 3, request, parts, 1, 2)
-    fenced = Spoken(26, 2, {"transactionalId": "t", "committed": True}, {"errorCode": 47}, 3, 4)
-    aborted = Spoken(26, 2, {"transactionalId": "t", "committed": False}, {"errorCode": 0}, 5, 6)
+    commit = DecodedExchange(28, 3, request, parts, 1, 2)
+    fenced = DecodedExchange(26, 2, {"transactionalId": "t", "committed": True}, {"errorCode": 47}, 3, 4)
+    aborted = DecodedExchange(26, 2, {"transactionalId": "t", "committed": False}, {"errorCode": 0}, 5, 6)
     found = feed_all(commit, commit, fenced, aborted, aborted)
     assert [(row.event, row.error, row.reason) for row in found] == [
         ("commit_failed", "INVALID_PRODUCER_EPOCH", "transaction t did not end"),
@@ -307,7 +311,7 @@ def test_tasks_of_streams_groups_are_assigned_and_revoked():
         request = {"groupId": "s", "memberId": "m", "memberEpoch": epoch, "topology": topology, "instanceId": None}
         answer = {"errorCode": 0, "memberId": "m", "memberEpoch": next_epoch, "heartbeatIntervalMs": 5000}
         active = None if tasks is None else [{"subtopologyId": "0", "partitions": tasks}]
-        return Spoken(88, 0, request, answer | {"activeTasks": active}, at, at + 1)
+        return DecodedExchange(88, 0, request, answer | {"activeTasks": active}, at, at + 1)
 
     found = feed_all(beat(0, 1, 1, [0, 1], topology), beat(1, 1, 3, None), beat(1, 2, 2 * 10**9, [1]))
     tasks = [
@@ -322,7 +326,7 @@ def test_coordinators_and_groups_are_bounded(monkeypatch):
     known = Groups("c")
     answer = {"errorCode": 0, "nodeId": 1, "host": "h", "port": 1}
     for number in range(9):
-        list(known.feed(Spoken(10, 0, {"key": f"g{number}"}, answer, 1, 2), Topics()))
+        list(known.feed(DecodedExchange(10, 0, {"key": f"g{number}"}, answer, 1, 2), Topics()))
         list(known.feed(asked(f"m{number}", number, group=f"g{number}"), Topics()))
     assert len(known) == len(known._coordinators) == 3
     assert known.left_out == {"groups": 6}
@@ -374,7 +378,7 @@ def test_repeated_requests_of_members_add_no_weight(protocol):
 def beat(member, topics, at):
     request = {"groupId": member, "memberId": member, "memberEpoch": 0, "subscribedTopicNames": topics}
     answer = {"errorCode": 0, "memberId": member, "memberEpoch": 1, "heartbeatIntervalMs": 5000, "assignment": None}
-    return Spoken(68, 1, request, answer, at, at + 1)
+    return DecodedExchange(68, 1, request, answer, at, at + 1)
 
 
 LAYOUTS = [(key, version) for key in sorted(APIS) for version in schema().apis[key].request.versions]
@@ -406,5 +410,5 @@ def test_any_exchange_gives_rows_and_never_an_error(data, pairs):
         response = data.draw(st.none() | bodies(Layout(api.response, version, key, "response")))
         at, took = data.draw(st.integers(0, 2**62)), data.draw(st.integers(-5, 10**10))
         answer = None if response is None else with_few_values(data.draw, response)
-        list(known.feed(Spoken(key, version, request, answer, at, at + took), topics))
+        list(known.feed(DecodedExchange(key, version, request, answer, at, at + took), topics))
     list(known.finish())

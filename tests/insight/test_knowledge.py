@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 
 from kproxy.insight import groups
+from kproxy.insight.decoded import DecodedExchange, decode_exchange
 from kproxy.insight.knowledge import APIS, Knowledge
 from kproxy.insight.rows import TABLES, Assignment, GroupEvent, Leadership, Rebalance
-from kproxy.insight.spoken import Spoken, spoken_of
 from kproxy.tables.knowledge import KnowledgeColumns
 from tests import captures
 from tests.insight import hostile, test_classic, test_epochs, test_leadership
-from tests.insight.truth import CAPTURE, generations, spoken
+from tests.insight.truth import CAPTURE, decoded_exchanges, generations
 
 BROKERS = range(9091, 9094)
 CAPTURES = ("k0822_java_cluster", "k0102_java_cluster", "k111_java_cluster", "k39_zk_cluster", "k41_java_cluster")
@@ -21,7 +21,7 @@ OTHERS = ("k0102_python147", "k111_kcat_sarama", "k41_librdkafka", "k41_kafkajs"
 
 def feed_capture(path, ports):
     known = Knowledge("default")
-    found = [row for each in spoken(path, ports, APIS) for row in known.feed(each)]
+    found = [row for each in decoded_exchanges(path, ports, APIS) for row in known.feed(each)]
     return known, found + list(known.finish())
 
 
@@ -71,7 +71,7 @@ def join(group, member, at, generation=1):
     request = {"groupId": group, "memberId": member, "protocolType": "connect", "protocols": []}
     request["sessionTimeoutMs"] = 10_000
     answer = {"errorCode": 0, "generationId": generation, "protocolName": "x", "leader": member, "memberId": member}
-    return Spoken(11, 5, request, answer | {"members": [{"memberId": member, "metadata": b""}]}, at, at + 1)
+    return DecodedExchange(11, 5, request, answer | {"members": [{"memberId": member, "metadata": b""}]}, at, at + 1)
 
 
 def test_the_least_recently_used_group_is_forgotten(monkeypatch):
@@ -94,7 +94,7 @@ def test_members_of_all_groups_are_bounded(monkeypatch):
         list(known.feed(join(f"g{number % 7}", f"m{number}", 10 * number, number)))
         assert sum(group.weight for group in known.groups) <= 100
     leaving = {"groupId": "h", "members": [{"memberId": f"m{number}"} for number in range(200)]}
-    list(known.feed(Spoken(13, 4, leaving, {"errorCode": 0}, 1, 2)))  # of members that never joined
+    list(known.feed(DecodedExchange(13, 4, leaving, {"errorCode": 0}, 1, 2)))  # of members that never joined
     assert sum(group.weight for group in known.groups) <= 100
     assert known.left_out["groups"] > 0
 
@@ -112,7 +112,7 @@ def test_any_decodable_exchange_in_any_order_becomes_rows_of_the_tables(seed):
         at += dice.choice((0, 1, 10**6, 10**9, 10**12))
         frames = hostile.frame(asked, dice), hostile.frame(response_layout, dice) if dice.random() < 0.9 else None
         whose = {"client_address": "10.0.0.1", "broker_id": dice.choice((None, 0, 1)), "number": number}
-        exchange = spoken_of(asked.api_key, asked.version, *frames, at, at + 1, cluster="c", **whose)
+        exchange = decode_exchange(asked.api_key, asked.version, *frames, at, at + 1, cluster="c", **whose)
         fed += exchange is not None
         for row in known.feed(exchange) if exchange is not None else ():
             columns.append(TABLES[type(row)], "s", row)

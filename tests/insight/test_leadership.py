@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.insight import leadership
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.leadership import APIS, Partitions
 from kproxy.insight.registry import rows as registry_rows
-from kproxy.insight.spoken import Spoken
 from kproxy.protocol.apis import DELETE_TOPICS, METADATA, STOP_REPLICA
 from kproxy.protocol.schema import schema
 from kproxy.zookeeper.session import Session
 from tests import captures
-from tests.insight.truth import CAPTURE, log, spoken
+from tests.insight.truth import CAPTURE, decoded_exchanges, log
 from tests.protocol.messages import Layout, bodies
 from tests.zookeeper.traffic import DATA as ZOOKEEPER
 from tests.zookeeper.traffic import talks
@@ -30,7 +30,7 @@ CHANGES = {"created", "elected", "isr_shrunk", "isr_grown", "offline", "moved", 
 def feed_capture(path, ports=range(9091, 9200)):
     """The partitions at the end of a capture, and the rows on the way."""
     partitions, found, names = Partitions("c"), [], {}
-    for each in spoken(path, ports, APIS):
+    for each in decoded_exchanges(path, ports, APIS):
         if each.api_key == METADATA and each.response is not None:
             names |= {topic.get("topicId"): topic["name"] for topic in each.response["topics"]}
         found += partitions.feed(each, names)
@@ -97,12 +97,14 @@ def test_a_stopped_broker_leads_nothing_until_it_restarts(name):
 def sent_by_controller(*states, api=4):
     fields = ("topicName", "partitionIndex", "leader", "leaderEpoch", "partitionEpoch", "isr", "replicas")
     parts = [dict(zip(fields, ("t", 0, *state), strict=True)) for state in states]
-    return Spoken(api, 0, {"controllerId": 1, "controllerEpoch": 7, "ungroupedPartitionStates": parts}, {}, 1, 2)
+    return DecodedExchange(
+        api, 0, {"controllerId": 1, "controllerEpoch": 7, "ungroupedPartitionStates": parts}, {}, 1, 2
+    )
 
 
 def described(leader, epoch, isr, replicas):
     part = {"partitionIndex": 0, "leaderId": leader, "leaderEpoch": epoch, "isrNodes": isr, "replicaNodes": replicas}
-    return Spoken(3, 7, {}, {"topics": [{"name": "t", "errorCode": 0, "partitions": [part]}]}, 3, 4)
+    return DecodedExchange(3, 7, {}, {"topics": [{"name": "t", "errorCode": 0, "partitions": [part]}]}, 3, 4)
 
 
 def changes(*exchanges):
@@ -151,7 +153,7 @@ def test_controllers_elect_resign_and_are_described():
     def quorum_exchange(api, leader, epoch, answer=False, **more):
         part = {"partitionIndex": 0, "leaderId": leader, "leaderEpoch": epoch, "errorCode": 0, **more}
         topics = {"topics": [{"topicName": "__cluster_metadata", "partitions": [part]}]}
-        return Spoken(api, 1, {} if answer else topics, topics if answer else {"topics": []}, epoch, epoch)
+        return DecodedExchange(api, 1, {} if answer else topics, topics if answer else {"topics": []}, epoch, epoch)
 
     voters = [{"replicaId": node} for node in (1, 2, 3)]
     talk = [
@@ -198,7 +200,9 @@ def test_any_exchanges_give_rows_and_never_an_error(data, pairs):
         api = schema().apis[key]
         request = data.draw(bodies(Layout(api.request, version, key, "request")))
         response = data.draw(st.none() | bodies(Layout(api.response, version, key, "response")))
-        assert {row.change for row in partitions.feed(Spoken(key, version, request, response, 1, 2), {})} <= CHANGES
+        assert {
+            row.change for row in partitions.feed(DecodedExchange(key, version, request, response, 1, 2), {})
+        } <= CHANGES
 
 
 def test_a_topic_deleted_by_id_stays_deleted_despite_late_metadata():
@@ -207,11 +211,11 @@ def test_a_topic_deleted_by_id_stays_deleted_despite_late_metadata():
     def described(identity, epoch):
         part = {"errorCode": 0, "partitionIndex": 0, "leaderId": 1, "leaderEpoch": epoch, "replicaNodes": [1]}
         topic = {"errorCode": 0, "name": "t", "topicId": identity, "partitions": [part | {"isrNodes": [1]}]}
-        return Spoken(METADATA, 12, {}, {"topics": [topic]}, 1, 2)
+        return DecodedExchange(METADATA, 12, {}, {"topics": [topic]}, 1, 2)
 
     def deleted(identity, error=0):
         topic = {"name": None, "topicId": identity, "errorCode": error}
-        return Spoken(DELETE_TOPICS, 6, {}, {"responses": [topic]}, 3, 4)
+        return DecodedExchange(DELETE_TOPICS, 6, {}, {"responses": [topic]}, 3, 4)
 
     talk = [described(old, 5), deleted(old, error=41), deleted(old), deleted(old), described(old, 5), described(new, 0)]
     partitions = Partitions("c")
@@ -236,7 +240,7 @@ def test_a_recreated_topic_starts_over_whoever_deleted_it():
             for index, leader, epoch in parts
         ]
         topic = {"errorCode": error, "name": "t", "topicId": identity, "partitions": states}
-        return Spoken(METADATA, 12, {}, {"topics": [topic]}, 1, 2)
+        return DecodedExchange(METADATA, 12, {}, {"topics": [topic]}, 1, 2)
 
     first, late, again = described(old, (0, 1, 9), (1, -1, 9)), described(old, (0, 2, 9)), described(new, (0, 2, 0))
     nothing = described(UUID(int=0), error=3)
@@ -258,7 +262,7 @@ def test_a_replica_deleted_while_others_lead_was_moved():
         if epoch is None:  # before 2.6
             topics = [{"name": "t", "partitionIndexes": [0]}]
             asked = {"controllerId": 1, "controllerEpoch": 7, "deletePartitions": True, "topics": topics}
-        return Spoken(STOP_REPLICA, 3, asked, {"errorCode": error}, 3, 4, broker_id=broker)
+        return DecodedExchange(STOP_REPLICA, 3, asked, {"errorCode": error}, 3, 4, broker_id=broker)
 
     for kept in (stopped(5, 1), stopped(5, None), stopped(None, 1), stopped(-2, 1, error=11)):
         assert changes(sent_by_controller(new), kept, sent_by_controller(new, api=6)) == ["created"]

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
+from kproxy.insight.decoded import decode_exchange
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.repeats import MAX_DIGESTS, Repeats
 from kproxy.insight.rows import Leadership, Topology
-from kproxy.insight.spoken import spoken_of
 from kproxy.protocol.apis import CREATE_TOPICS, METADATA
 from tests.wire.playbook import request, response
 
@@ -39,13 +39,13 @@ def test_skipping_repeats_gives_the_rows_of_decoding_everything(seed):
     for number in range(200):
         key, version, *frames = dice.choice((metadata, metadata, metadata, created))(dice, number)
         at = number * 1000
-        expected = list(whole.feed(spoken_of(key, version, *frames, at, at + 1)))
+        expected = list(whole.feed(decode_exchange(key, version, *frames, at, at + 1)))
         if repeats.is_one(key, version, *frames):
             assert expected == []
         else:
-            spoken = spoken_of(key, version, *frames, at, at + 1)
-            rows = list(quick.feed(spoken))
-            repeats.fed(spoken, rows, quick.topics.changes)
+            exchange = decode_exchange(key, version, *frames, at, at + 1)
+            rows = list(quick.feed(exchange))
+            repeats.fed(exchange, rows, quick.topics.changes)
             assert rows == expected
         assert quick.topics.partitions == whole.topics.partitions
     assert repeats.count
@@ -60,9 +60,9 @@ def test_a_refused_topic_is_reported_once_per_client_and_again_after_it_existed(
     ):
         frames = request(METADATA, 12, number, {}, client), response(METADATA, 12, number, {"topics": [topic]})
         if not repeats.is_one(METADATA, 12, *frames):
-            spoken = spoken_of(METADATA, 12, *frames, number, number)
-            rows = list(known.feed(spoken))
-            repeats.fed(spoken, rows, known.topics.changes)
+            exchange = decode_exchange(METADATA, 12, *frames, number, number)
+            rows = list(known.feed(exchange))
+            repeats.fed(exchange, rows, known.topics.changes)
             changes += [(client, row.change) for row in rows]
     assert changes == [
         *(("a", "unknown"), ("b", "unknown"), ("a", "appeared"), ("a", "gone")),
@@ -76,13 +76,13 @@ def test_digests_are_bounded_and_forgotten_after_a_change():
     asked = request(METADATA, 12, 1)
     for node in range(3 * MAX_DIGESTS):
         answer = response(METADATA, 12, 1, body | {"controllerId": node})
-        spoken = spoken_of(METADATA, 12, asked, answer, 1, 1)
+        exchange = decode_exchange(METADATA, 12, asked, answer, 1, 1)
         assert not repeats.is_one(METADATA, 12, asked, answer)
-        repeats.fed(spoken, [], 0)
+        repeats.fed(exchange, [], 0)
         assert repeats.is_one(METADATA, 12, asked, answer) and len(repeats._seen) <= MAX_DIGESTS
     for row in (Leadership(1, "c", "Metadata", *[None] * 8, "created"), Topology(1, "c", "topic")):
         assert not repeats.is_one(CREATE_TOPICS, 7, asked, answer)
-        repeats.fed(spoken, [row], 0)
+        repeats.fed(exchange, [row], 0)
         assert not repeats.is_one(METADATA, 12, asked, answer)
-        repeats.fed(spoken, [], 0)
+        repeats.fed(exchange, [], 0)
     assert not repeats.is_one(METADATA, 12, asked, None)

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.insight import topology
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.leadership import Partitions
-from kproxy.insight.spoken import Spoken
 from kproxy.insight.topics import APIS as TOPICS
 from kproxy.insight.topics import Topics
 from kproxy.insight.topology import APIS, Cluster, of_partition
 from kproxy.protocol.schema import schema
 from tests import captures
-from tests.insight.truth import CAPTURE, log, spoken
+from tests.insight.truth import CAPTURE, decoded_exchanges, log
 from tests.protocol.messages import Layout, bodies
 
 BROKERS = range(9091, 9096)
@@ -34,11 +34,11 @@ def feed_all(exchanges):
 
 @cache
 def rows(name):
-    return feed_all(spoken(captures.capture(name), BROKERS, APIS))[1]
+    return feed_all(decoded_exchanges(captures.capture(name), BROKERS, APIS))[1]
 
 
 def test_the_growth_of_a_topic_is_reported_once():
-    cluster, found = feed_all(spoken(CAPTURE, BROKERS, APIS))
+    cluster, found = feed_all(decoded_exchanges(CAPTURE, BROKERS, APIS))
     grown = {row.topic: row.partitions for row in found if row.change == "grown"}
     logged = re.findall(r"Updating metadata|Bumped group epoch", log())
     assert logged  # tests of groups check how groups reacted
@@ -83,7 +83,7 @@ def described(topics, brokers=((1, "h", 9092),)):
         }
         for name, identity, count, error in topics
     ]
-    return Spoken(3, 12, {}, {"brokers": broker_list, "topics": parts}, 1, 2)
+    return DecodedExchange(3, 12, {}, {"brokers": broker_list, "topics": parts}, 1, 2)
 
 
 def changes(*exchanges):
@@ -131,7 +131,7 @@ def test_listeners_of_a_broker_are_no_change_of_its_address():
 def test_listener_names_are_learnt_from_controllers():
     def registered(*listeners):
         endpoints = [{"name": name, "host": host, "port": port} for name, host, port in listeners]
-        return Spoken(62, 4, {"brokerId": 7, "listeners": endpoints, "rack": None}, {"errorCode": 0}, 1, 1)
+        return DecodedExchange(62, 4, {"brokerId": 7, "listeners": endpoints, "rack": None}, {"errorCode": 0}, 1, 1)
 
     first = registered(("CLIENT", "b7", 9092), ("SASL", "b7", 9093))
     assert [change for change, *_ in brokers(first)] == ["registered", "listener"]
@@ -145,11 +145,11 @@ def test_listener_names_are_learnt_from_controllers():
 def test_controllers_of_kraft_fence_brokers():
     def registered(at):
         listeners = [{"name": "PLAINTEXT", "host": "b7", "port": 9092}]
-        return Spoken(62, 4, {"brokerId": 7, "listeners": listeners, "rack": "r"}, {"errorCode": 0}, at, at)
+        return DecodedExchange(62, 4, {"brokerId": 7, "listeners": listeners, "rack": "r"}, {"errorCode": 0}, at, at)
 
     def beat(at, fenced, leaving=False):
         request = {"brokerId": 7, "wantShutDown": leaving, "wantFence": False}
-        return Spoken(63, 1, request, {"errorCode": 0, "isFenced": fenced, "shouldShutDown": False}, at, at)
+        return DecodedExchange(63, 1, request, {"errorCode": 0, "isFenced": fenced, "shouldShutDown": False}, at, at)
 
     _, found = feed_all(
         [registered(1), beat(2, True), beat(3, False), beat(4, False, True), beat(5, True), registered(6)]
@@ -166,7 +166,7 @@ def test_controllers_of_kraft_fence_brokers():
 
 def test_changes_of_partitions_are_rows_of_topology():
     known = Partitions("c")
-    rows = [of_partition(row) for each in spoken(CAPTURE, BROKERS, (3,)) for row in known.feed(each, {})]
+    rows = [of_partition(row) for each in decoded_exchanges(CAPTURE, BROKERS, (3,)) for row in known.feed(each, {})]
     assert {row.kind for row in rows} == {"partition"}
     assert {row.partition for row in rows if row.topic == "clicks-21e2"} == set(range(6))
 
@@ -191,7 +191,7 @@ def test_any_exchanges_give_rows_and_never_an_error(data, pairs):
         api = schema().apis[key]
         request = data.draw(bodies(Layout(api.request, version, key, "request")))
         response = data.draw(st.none() | bodies(Layout(api.response, version, key, "response")))
-        exchanges.append(Spoken(key, version, request, response, 1, 2))
+        exchanges.append(DecodedExchange(key, version, request, response, 1, 2))
     cluster, topics = Cluster("c"), Topics()
     for each in exchanges:
         list(cluster.feed(each, topics))
@@ -199,5 +199,5 @@ def test_any_exchanges_give_rows_and_never_an_error(data, pairs):
 
 def test_a_controller_refused_by_a_broker_is_not_active():
     asked = {"controllerId": 3, "controllerEpoch": 9, "ungroupedPartitionStates": [], "liveBrokers": []}
-    assert not feed_all([Spoken(6, 0, asked, {"errorCode": 11}, 1, 2)])[1]
-    assert [row.change for row in feed_all([Spoken(6, 0, asked, {"errorCode": 0}, 1, 2)])[1]] == ["active"]
+    assert not feed_all([DecodedExchange(6, 0, asked, {"errorCode": 11}, 1, 2)])[1]
+    assert [row.change for row in feed_all([DecodedExchange(6, 0, asked, {"errorCode": 0}, 1, 2)])[1]] == ["active"]

@@ -1,8 +1,8 @@
 """Transactional ids from InitProducerId and DescribeTransactions, in real and synthetic exchanges."""
 
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.rows import Transaction
-from kproxy.insight.spoken import Spoken
 
 
 def rows(*exchanges):
@@ -12,7 +12,7 @@ def rows(*exchanges):
 
 def begun(name, error=0):
     asked = {"transactionalId": name, "transactionTimeoutMs": 600_000}
-    return Spoken(22, 4, asked, {"errorCode": error, "producerId": 5, "producerEpoch": 1}, 1, 2, number=3)
+    return DecodedExchange(22, 4, asked, {"errorCode": error, "producerId": 5, "producerEpoch": 1}, 1, 2, number=3)
 
 
 def test_a_producers_transaction_timeout_is_recorded():
@@ -33,7 +33,7 @@ def test_a_described_transaction_is_recorded():
         "topics": [{"topic": "t", "partitions": [1, 0]}],
     }
     missing = each | {"errorCode": 105, "transactionalId": "none"}
-    (row,) = rows(Spoken(65, 0, {}, {"errorCode": 0, "transactionStates": [each, missing]}, 1, 2))
+    (row,) = rows(DecodedExchange(65, 0, {}, {"errorCode": 0, "transactionStates": [each, missing]}, 1, 2))
     assert (row.state, row.timeout_ms, row.started_ns) == ("Ongoing", 60_000, 7_000_000)
     assert (row.partitions, row.partition_count) == ("t-0, t-1", 2)
-    assert not rows(Spoken(65, 0, {}, None, 1, 2))
+    assert not rows(DecodedExchange(65, 0, {}, None, 1, 2))

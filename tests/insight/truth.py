@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from kproxy.insight.spoken import Spoken
+from kproxy.insight.decoded import DecodedExchange
 from kproxy.protocol import codec
 from kproxy.protocol.apis import PRODUCE
 from tests.streams import frames, streams
@@ -17,7 +17,7 @@ DATA = Path(__file__).parent.parent / "data" / "groups"
 CAPTURE = DATA / "k41_groups_a.pcap.zst"
 
 
-def spoken(path: Path, ports: Iterable[int], wanted: Iterable[int]) -> list[Spoken]:
+def decoded_exchanges(path: Path, ports: Iterable[int], wanted: Iterable[int]) -> list[DecodedExchange]:
     """The exchanges of the wanted APIs in the order of their responses; unanswered ones come last."""
     ports, wanted = set(ports), set(wanted)
     found, unanswered = [], []
@@ -31,16 +31,18 @@ def spoken(path: Path, ports: Iterable[int], wanted: Iterable[int]) -> list[Spok
                 continue
             key, version, asked, asked_ns = pending.pop(0)
             if key in wanted:
-                found.append(_spoken(key, version, asked, frame, asked_ns, now_ns, connection))
-        unanswered += [_spoken(*rest[:3], None, rest[3], 0, connection) for rest in pending if rest[0] in wanted]
+                found.append(_decoded(key, version, asked, frame, asked_ns, now_ns, connection))
+        unanswered += [_decoded(*rest[:3], None, rest[3], 0, connection) for rest in pending if rest[0] in wanted]
     return sorted(found, key=lambda each: each.response_start) + unanswered
 
 
-def _spoken(key, version, asked, answer, asked_ns, answered_ns, connection) -> Spoken:  # type: ignore[no-untyped-def]
+def _decoded(key, version, asked, answer, asked_ns, answered_ns, connection) -> DecodedExchange:  # type: ignore[no-untyped-def]
     header, request = codec.decode_request(asked)
     response = None if answer is None else codec.decode_response(answer, key, version)[1]
     client_id = header.get("clientId")
-    return Spoken(key, version, request, response, asked_ns, answered_ns, client_id=client_id, connection=connection)
+    return DecodedExchange(
+        key, version, request, response, asked_ns, answered_ns, client_id=client_id, connection=connection
+    )
 
 
 class Logged(NamedTuple):

@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
+from kproxy.insight.decoded import DecodedExchange, decode_exchange
 from kproxy.insight.knowledge import APIS, Knowledge
 from kproxy.insight.rows import Row
-from kproxy.insight.spoken import Spoken, spoken_of
 from kproxy.protocol import codec
 from kproxy.protocol.apis import PRODUCE
 from tests.knowledge.truth import Run
@@ -14,10 +14,10 @@ from tests.streams import frames, streams
 
 
 @cache
-def exchanges(folder: Path, apis: Collection[int] = APIS) -> list[Spoken]:
+def exchanges(folder: Path, apis: Collection[int] = APIS) -> list[DecodedExchange]:
     """Those of some APIs, in the order of their answers; those without one when their connection ended."""
     run = Run(folder)
-    found: list[tuple[int, Spoken]] = []
+    found: list[tuple[int, DecodedExchange]] = []
     for connection, stream in enumerate(streams(run.capture, run.ports.__contains__)):
         pending: list[tuple[int, int, int, bytes, int]] = []
         last = 0
@@ -30,16 +30,16 @@ def exchanges(folder: Path, apis: Collection[int] = APIS) -> list[Spoken]:
                 continue
             number, key, version, asked, asked_ns = pending.pop(0)
             if key in apis:
-                spoken = _spoken(run, stream.port, connection, number, key, version, asked, frame, asked_ns, now_ns)
-                found += [(now_ns, each) for each in spoken]
+                decoded = _decoded(run, stream.port, connection, number, key, version, asked, frame, asked_ns, now_ns)
+                found += [(now_ns, each) for each in decoded]
         for number, key, version, asked, asked_ns in pending:
             if key in apis:
-                spoken = _spoken(run, stream.port, connection, number, key, version, asked, None, asked_ns, 0)
-                found += [(last, each) for each in spoken]
+                decoded = _decoded(run, stream.port, connection, number, key, version, asked, None, asked_ns, 0)
+                found += [(last, each) for each in decoded]
     return [each for _, each in sorted(found, key=lambda pair: pair[0])]
 
 
-def _spoken(
+def _decoded(
     run: Run,
     port: int,
     connection: int,
@@ -50,10 +50,10 @@ def _spoken(
     answer: bytes | None,
     asked_ns: int,
     answered_ns: int,
-) -> Iterator[Spoken]:
+) -> Iterator[DecodedExchange]:
     size = b"\0\0\0\0"
     header, _ = codec.decode_request(asked)
-    spoken = spoken_of(
+    exchange = decode_exchange(
         key,
         version,
         size + asked,
@@ -65,8 +65,8 @@ def _spoken(
         connection=connection,
         number=number,
     )
-    assert spoken is not None, (key, version)
-    yield spoken
+    assert exchange is not None, (key, version)
+    yield exchange
 
 
 class Told:

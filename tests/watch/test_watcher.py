@@ -424,8 +424,8 @@ def test_groups_are_followed_as_they_rebalance(cable, tmp_path):
     knowledge = Knowledge("default")
     rebalances = Counter(
         row.group_id
-        for spoken in truth.spoken(truth.CAPTURE, range(1 << 16), APIS)
-        for row in knowledge.feed(spoken)
+        for exchange in truth.decoded_exchanges(truth.CAPTURE, range(1 << 16), APIS)
+        for row in knowledge.feed(exchange)
         if isinstance(row, Rebalance)
     )
     assert rebalances.total() > 10

@@ -90,7 +90,7 @@ def judge_throttled(row: Throttled, limits: Limits) -> Iterator[Finding]:
     )
 
 
-class Spoken(NamedTuple):
+class OldVersions(NamedTuple):
     """API versions of a client that the newest release does not serve.
 
     If no client in the cluster used a version that the release serves, old brokers may be the reason: all such clients
@@ -114,8 +114,8 @@ def newest() -> str:
     return list(served_versions())[-1]
 
 
-def spoken(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Spoken, by client, those with the most requests first. APIs that kproxy does not know are left out."""
+def old_versions(tables: Tables, limits: Limits) -> Frame:
+    """Rows of OldVersions by client, the most requests first. APIs that kproxy does not know are left out."""
     known = ", ".join(map(str, sorted(schema().apis)))
     bounds = ", ".join(f"({key}, {first}, {last})" for key, first, last in served_by(newest())[1])
     return ask(
@@ -166,7 +166,7 @@ def spoken(tables: Tables, limits: Limits) -> Frame:
     )
 
 
-def judge_spoken(row: Spoken, limits: Limits) -> Iterator[Finding]:
+def judge_old_versions(row: OldVersions, limits: Limits) -> Iterator[Finding]:
     shown = few(row.apis.split(", "), 4)
     yield found(
         "old_versions",
@@ -256,6 +256,6 @@ def judge_churning(row: Churning, limits: Limits) -> Iterator[Finding]:
 
 PROBES = (
     Probe(("throttled",), ("exchanges",), throttled, Throttled, judge_throttled),
-    Probe(("old_versions",), ("exchanges", "connections"), spoken, Spoken, judge_spoken),
+    Probe(("old_versions",), ("exchanges", "connections"), old_versions, OldVersions, judge_old_versions),
     Probe(("connection_churn",), ("exchanges", "connections"), churning, Churning, judge_churning),
 )

@@ -144,7 +144,7 @@ def found_between(before: Moment, now: Moment, limits: Limits) -> list[Finding]:
             requests[api] = requests.get(api, 0) + each.requests
         found_all += found_since(name, then.failed, cells.failed, requests, limits, times)
         found_all += _throttled(name, apis, limits, times, cells.open)
-        for judge in (_spoken, _brokers):
+        for judge in (_old_versions, _brokers):
             found_all += judge(name, apis, limits, times)
         found_all += _topics(name, then, cells, limits, times)
         found_all += _connections(name, then, cells, limits, times)
@@ -188,7 +188,7 @@ def _throttled(cluster: str, apis: Apis, limits: Limits, times: Times, connectio
             yield from clients.judge_throttled(row, limits)
 
 
-def _spoken(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterator[Finding]:
+def _old_versions(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterator[Finding]:
     keys = {api.name: api.key for api in schema().apis.values()}
     served = {key: first for key, first, _ in served_by(clients.newest())[1]}
     used: dict[str, dict[int, int]] = {}
@@ -206,8 +206,8 @@ def _spoken(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterator[
             requests += sum(old.values())
             offered += first is not None and max(versions) >= first
     if dropped:
-        row = clients.Spoken(cluster, None, 0, ", ".join(sorted(dropped)), requests, None, offered, 0, *times)
-        yield from clients.judge_spoken(row, limits)
+        row = clients.OldVersions(cluster, None, 0, ", ".join(sorted(dropped)), requests, None, offered, 0, *times)
+        yield from clients.judge_old_versions(row, limits)
 
 
 def _brokers(cluster: str, apis: Apis, limits: Limits, times: Times) -> Iterator[Finding]:

@@ -19,12 +19,12 @@ from uuid import UUID
 from kproxy.insight import classic, epochs
 from kproxy.insight.classic import ClassicGroup
 from kproxy.insight.coordinator_logs import Logged, named
+from kproxy.insight.decoded import DecodedExchange, decode_exchange
 from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.groups import MAX_GROUPS
 from kproxy.insight.knowledge import Knowledge
 from kproxy.insight.repeats import Repeats
 from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row
-from kproxy.insight.spoken import Spoken, spoken_of
 from kproxy.metrics.groups import GroupCells, InsightCells
 from kproxy.protocol.apis import FETCH, OFFSET_COMMIT
 from kproxy.proxy.filters.feed import Heard
@@ -67,7 +67,7 @@ class KnownCluster:
         if self.repeats.is_one(heard.api_key, heard.api_version, heard.request, heard.response):
             return []
         whose = heard.whose
-        spoken = spoken_of(
+        exchange = decode_exchange(
             heard.api_key,
             heard.api_version,
             heard.request,
@@ -83,14 +83,14 @@ class KnownCluster:
             broker=whose.broker,
             principal=whose.principal,
         )
-        if spoken is None:
+        if exchange is None:
             self.cells.left_out["undecodable"] += 1
             return []
-        rows = self._counted(self.knowledge.feed(spoken))
-        self.repeats.fed(spoken, rows, self.knowledge.topics.changes)
+        rows = self._counted(self.knowledge.feed(exchange))
+        self.repeats.fed(exchange, rows, self.knowledge.topics.changes)
         if heard.api_key == OFFSET_COMMIT:
-            self._look_for_split(spoken)
-        group_id = spoken.request.get("groupId")
+            self._look_for_split(exchange)
+        group_id = exchange.request.get("groupId")
         if isinstance(group_id, str):
             own = "classic" if heard.api_key in classic.APIS else epochs.PROTOCOLS.get(heard.api_key)
             self._update_gauges(group_id, PROTOCOLS if own is None else (own,), heard.at_ns)
@@ -156,21 +156,21 @@ class KnownCluster:
         while self._owned_count > MAX_OWNED:
             self._owned_count -= len(self._owners.pop(next(iter(self._owners))).members)
 
-    def _look_for_split(self, spoken: Spoken) -> None:
+    def _look_for_split(self, exchange: DecodedExchange) -> None:
         """Count refused commits of replaced members for partitions that another member owns."""
-        owners = self._owners.get(spoken.request["groupId"])
-        if owners is None or spoken.response is None:
+        owners = self._owners.get(exchange.request["groupId"])
+        if owners is None or exchange.response is None:
             return
         refused = (
             (topic.get("name") or self.knowledge.topics.names.get(topic.get("topicId")), partition["partitionIndex"])
-            for topic in spoken.response["topics"]
+            for topic in exchange.response["topics"]
             for partition in topic["partitions"]
             if partition["errorCode"] in _REPLACED
         )
-        member_id = spoken.request.get("memberId")
+        member_id = exchange.request.get("memberId")
         split = sum(owners.members.get(key, member_id) != member_id for key in refused)
         if split:
-            self.cells.group(spoken.request["groupId"], spoken.response_start).split += split
+            self.cells.group(exchange.request["groupId"], exchange.response_start).split += split
 
     def _update_gauges(self, group_id: str, protocols: tuple[str, ...], at_ns: int) -> None:
         """Update the group's gauges of these protocols after an event."""

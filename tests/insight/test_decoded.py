@@ -1,6 +1,6 @@
 """Frames become exchanges for insight, or are ignored."""
 
-from kproxy.insight.spoken import spoken_of
+from kproxy.insight.decoded import decode_exchange
 from kproxy.protocol import codec
 
 REQUEST = codec.encode_request(
@@ -15,14 +15,14 @@ def framed(frame):
 
 
 def test_an_exchange_is_decoded_with_its_client_and_broker():
-    found = spoken_of(12, 4, framed(REQUEST), framed(ANSWER), 10, 20, client_id="c", broker_id=3)
+    found = decode_exchange(12, 4, framed(REQUEST), framed(ANSWER), 10, 20, client_id="c", broker_id=3)
     assert (found.request["memberId"], found.response["errorCode"]) == ("m", 27)
     assert (found.request_end, found.response_start, found.client_id, found.broker_id) == (10, 20, "c", 3)
-    found = spoken_of(12, 4, framed(REQUEST), None, 10, 0)
+    found = decode_exchange(12, 4, framed(REQUEST), None, 10, 0)
     assert found.response is None and found.client_id == "c"
 
 
 def test_undecodable_frames_are_ignored():
-    assert spoken_of(12, 4, framed(REQUEST[:-3]), framed(ANSWER), 1, 2) is None
-    assert spoken_of(12, 4, framed(REQUEST), framed(ANSWER[:-3]), 1, 2) is None
-    assert spoken_of(12, 99, framed(REQUEST), framed(ANSWER), 1, 2) is None
+    assert decode_exchange(12, 4, framed(REQUEST[:-3]), framed(ANSWER), 1, 2) is None
+    assert decode_exchange(12, 4, framed(REQUEST), framed(ANSWER[:-3]), 1, 2) is None
+    assert decode_exchange(12, 99, framed(REQUEST), framed(ANSWER), 1, 2) is None

@@ -15,7 +15,7 @@ Body = dict[str, Any]
 
 
 @dataclass(slots=True, eq=False)
-class Spoken:
+class DecodedExchange:
     """One exchange. `protocol.codec` defines the shape of bodies; times are nanoseconds since the Unix epoch."""
 
     api_key: int
@@ -35,7 +35,7 @@ class Spoken:
     principal: str | None = None  # the client's authenticated principal, if known
 
 
-def spoken_of(
+def decode_exchange(
     api_key: int,
     api_version: int,
     request_frame: Buffer,
@@ -43,10 +43,10 @@ def spoken_of(
     request_end: int,
     response_start: int,
     **whose: Any,
-) -> Spoken | None:
+) -> DecodedExchange | None:
     """Decode an exchange. Frames include their 4-byte sizes. Return None if request or response cannot be decoded.
 
-    whose: the other fields of `Spoken`, by name; the client id defaults to the one in the request's header.
+    whose: the other fields of `DecodedExchange`, by name; the client id defaults to the one in the request's header.
     """
     try:
         header, request = codec.decode_request(memoryview(request_frame)[4:])
@@ -57,4 +57,4 @@ def spoken_of(
         return None
     if whose.get("client_id") is None:
         whose["client_id"] = header.get("clientId")
-    return Spoken(api_key, api_version, request, response, request_end, response_start, **whose)
+    return DecodedExchange(api_key, api_version, request, response, request_end, response_start, **whose)

@@ -22,8 +22,8 @@ from kproxy.wire.bodies import Batch
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import NONE, Exchange
 
-SPOKEN = Table(
-    "spoken",
+KEPT_FRAMES = Table(
+    "kept_frames",
     pa.schema(
         [
             ("at_ns", I64),  # first byte of the response; without response, last byte of the request
@@ -52,7 +52,7 @@ BATCH_BYTES = 4 << 20
 _ROW_BYTES = 600  # approximate memory of a row without its frames
 
 
-class SpokenColumns:
+class KeptFrameColumns:
     """Rows, until `batch` returns them."""
 
     def __init__(self, names: Names) -> None:
@@ -90,7 +90,7 @@ class SpokenColumns:
     def batch(self) -> pa.RecordBatch:
         """Return and remove the rows."""
         rows, self._rows, self.size = self._rows, [], 0
-        return batch(SPOKEN.schema, rows)
+        return batch(KEPT_FRAMES.schema, rows)
 
     def _learn(self, request: bytes) -> None:
         try:
