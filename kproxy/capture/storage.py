@@ -111,7 +111,7 @@ class Storage:
         """Bytes of a file; raises as `open`."""
         if not is_remote(path):
             return Path(local_path(path)).stat().st_size
-        with _told(str(path)):
+        with _as_capture_errors(str(path)):
             system, place = self._system(str(path))
             return int(system.size(place) or 0)
 
@@ -120,7 +120,7 @@ class Storage:
         if not is_remote(path):
             seen = Path(local_path(path)).stat()
             return seen.st_size, seen.st_mtime_ns
-        with _told(path):
+        with _as_capture_errors(path):
             system, place = self._system(path)
             info = system.info(place)
             return int(info["size"] or 0), 1_000_000 * int(info.get("modificationTime", 0))  # of WebHDFS, in ms
@@ -131,7 +131,7 @@ class Storage:
             return False
         if not is_remote(path):
             return os.path.isfile(local_path(path))  # noqa: PTH113 - raises never
-        with _told(path):
+        with _as_capture_errors(path):
             system, place = self._system(path)
             return bool(system.isfile(place))
 
@@ -141,7 +141,7 @@ class Storage:
             with Path(local_path(path)).open("rb") as file:
                 file.seek(start)
                 return file.read(stop - start)
-        with _told(path):
+        with _as_capture_errors(path):
             system, place = self._system(path)
             return bytes(system.cat_file(place, start=start, end=stop)) if stop > start else b""
 
@@ -164,7 +164,7 @@ class Storage:
             yield file
 
     def _remote(self, path: str) -> list[str]:
-        with _told(path):
+        with _as_capture_errors(path):
             system, place = self._system(path)
             if has_magic(path) and not system.exists(place):
                 found = [file for file in system.glob(place) if not system.isdir(file)]
@@ -300,7 +300,7 @@ class Remote(io.RawIOBase):
 
 
 @contextmanager
-def _told(path: str) -> Iterator[None]:
+def _as_capture_errors(path: str) -> Iterator[None]:
     """Any exception of a storage's package, as a CaptureError."""
     try:
         yield

@@ -136,14 +136,14 @@ def main() -> None:
         click.echo(f"kproxy: this {missing}", err=True)
         sys.exit(2)
     except OSError as fault:  # for example, the output's disk is full
-        click.echo(f"kproxy: {_told(fault)}", err=True)
+        click.echo(f"kproxy: {_os_error_text(fault)}", err=True)
         with suppress(OSError):
             sys.stdout.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python flushes once more at its end, and reports it again
         sys.exit(1)
 
 
-def _told(fault: OSError) -> str:
+def _os_error_text(fault: OSError) -> str:
     """The system's message, and the file concerned."""
     return f"{fault.filename}: {fault.strerror}" if fault.strerror and fault.filename is not None else str(fault)
 

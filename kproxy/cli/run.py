@@ -159,7 +159,7 @@ def run(file: str | None, **flags: Any) -> None:
         if settings.admin is not None or triggered:
             from kproxy.analysis.findings.following import Following
 
-            tell = FindingsTrigger(settings.flight, server.operate).told if settings.flight and triggered else None
+            tell = FindingsTrigger(settings.flight, server.operate).update if settings.flight and triggered else None
             server.questions[FINDINGS] = Following(server.counted, tell)
         path = file or os.environ.get("KPROXY_CONFIG")
         Process(server, inheritance, os.environ, read if path else None, Path(path) if path else None).run()

@@ -28,8 +28,8 @@ _READ = ["source", "api_key", "api_version", "broker_address", "broker_port", "r
 def heard(runs: Sequence[Path]) -> Clusters:
     """Return the clusters that the exchanges of all captures show. runs: sorted runs of KEPT_FRAMES."""
     clusters = Clusters()
-    for told in answers(writer.merged(KEPT_FRAMES, list(runs))):
-        clusters.learn(*told)
+    for learned in answers(writer.merged(KEPT_FRAMES, list(runs))):
+        clusters.learn(*learned)
     return clusters
 
 
@@ -84,7 +84,7 @@ def _clients(exchanges: Path) -> Iterator[tuple[int, str]]:
     yield from pairs
 
 
-def told(rows: pa.Table, labels: Mapping[str, Labels]) -> pa.Table:
+def with_clusters(rows: pa.Table, labels: Mapping[str, Labels]) -> pa.Table:
     """Return rows with the clusters of their connections. labels: by source."""
     if not {"source", "connection", "cluster"}.issubset(rows.schema.names):
         return rows
@@ -102,6 +102,6 @@ def relabel(table: Table, file: Path, labels: Mapping[str, Labels]) -> None:
     """Write the clusters of connections into a file of a table. labels: by source."""
     fresh = file.with_suffix(".relabelled")
     with pq.ParquetFile(file) as rows:
-        parts = (told(pa.Table.from_batches([batch]), labels) for batch in rows.iter_batches())
+        parts = (with_clusters(pa.Table.from_batches([batch]), labels) for batch in rows.iter_batches())
         writer.store(table, parts, fresh)
     fresh.replace(file)

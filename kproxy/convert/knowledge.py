@@ -38,10 +38,10 @@ from kproxy.tables.schema import Table
 TOGETHER = 4096  # rows
 
 
-class Told:
+class InsightRows:
     """The rows of insight, sorted on the disk in `folder`, each table by `keys`, then by its own keys."""
 
-    def __init__(self, folder: Path, keys: tuple[str, ...] = (), prefix: str = ".told") -> None:
+    def __init__(self, folder: Path, keys: tuple[str, ...] = (), prefix: str = ".insight") -> None:
         self._columns = KnowledgeColumns()
         self._sorters = {
             table.name: writer.Sorter(_sorted_by(table, keys), folder, prefix) for table in schema.KNOWLEDGE
@@ -93,17 +93,17 @@ def know(
     runs: Sequence[Path],
     registry: Sequence[Path],
     names: Mapping[str, Names],
-    told: Told,
+    insight: InsightRows,
     clusters: Mapping[str, Labels] = MappingProxyType({}),
 ) -> dict[str, Quality]:
-    """Feed exchanges to one `Knowledge`, and its rows to `told`; returns counts of omitted input, by source.
+    """Feed exchanges to one `Knowledge`, and its rows to `insight`; returns counts of omitted input, by source.
 
     runs, registry: sorted runs of KEPT_FRAMES and of the table registry. names: by source. clusters: by source, the
     clusters of connections if there are several; then each cluster has a `Knowledge` of its own.
     """
     everything = Names()
     for each in names.values():
-        everything.add(each.told())
+        everything.add(each.as_json())
     topics = {_uuid(identity): name for identity, name in everything.topics.items()}
     every: dict[str, tuple[Knowledge, Repeats]] = {cluster: (Knowledge(cluster, topics), Repeats())}
     left_out: dict[str, Quality] = {}
@@ -145,7 +145,7 @@ def know(
                         source,
                     )
                     for row in known.feed_log(logged):
-                        told.add(source, row)
+                        insight.add(source, row)
                     continue
                 exchange = decode_exchange(
                     *plan, *frames, *times, cluster=whose, source=source, broker=(host, port), **said
@@ -156,16 +156,16 @@ def know(
                 rows = list(known.feed(exchange))
                 repeats.fed(exchange, rows, known.topics.changes)
                 for row in rows:
-                    told.add(source, row)
+                    insight.add(source, row)
             missing = _left_out(every) - before
             if missing and source is not None:
                 left_out.setdefault(source, Quality()).note("forgotten", count=missing)
     for whose, (known, _) in every.items():
         source, at_ns = last.get(whose, (None, None))
         for row in (*known.due(at_ns), *known.finish()):
-            told.add(source, row)
-    _registry(cluster, registry, told)
-    told.finish()
+            insight.add(source, row)
+    _registry(cluster, registry, insight)
+    insight.finish()
     return left_out
 
 
@@ -174,20 +174,20 @@ def _left_out(every: Mapping[str, tuple[Knowledge, Repeats]]) -> int:
     return sum(sum(known.left_out.values()) for known, _ in every.values())
 
 
-def _registry(cluster: str, runs: Sequence[Path], told: Told) -> None:
+def _registry(cluster: str, runs: Sequence[Path], insight: InsightRows) -> None:
     """Feed operations on ZooKeeper's tree, which are rows already, to the groups that coordinate through it."""
     groups = ConsumerGroups(cluster)
     source: str | None = None
     fields = RegistryRow._fields
     for part in writer.merged(schema.REGISTRY, list(runs)):
         for batch in part.to_batches(max_chunksize=TOGETHER):
-            told.add_batch(schema.REGISTRY, batch)
+            insight.add_batch(schema.REGISTRY, batch)
             for said in batch.to_pylist():
                 source = said["source"]
                 for row in groups.feed(RegistryRow(*(said[name] for name in fields))):
-                    told.add(source, row)
+                    insight.add(source, row)
     for row in groups.finish():
-        told.add(source, row)
+        insight.add(source, row)
 
 
 def _sorted_by(table: Table, keys: tuple[str, ...]) -> Table:

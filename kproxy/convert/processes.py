@@ -41,7 +41,7 @@ from kproxy.convert.job import (
     refuse_replacing,
 )
 from kproxy.convert.kept_frames import KEPT_FRAMES
-from kproxy.convert.knowledge import Told, by_source, know
+from kproxy.convert.knowledge import InsightRows, by_source, know
 from kproxy.convert.parts import processes as parts
 from kproxy.convert.parts.reader import Unsplittable
 from kproxy.convert.rows import Rows, quality_batch
@@ -125,7 +125,7 @@ def convert(
             said.registry.adopt(read.runs[schema.REGISTRY.name])
             said.names[source], numbers[source] = read.names, number
         _count_twice(summary.quality)
-        labels, known = _told_apart(jobs[0].cluster, said, summary, places)
+        labels, known = _separate_clusters(jobs[0].cluster, said, summary, places)
         _know(jobs[0].cluster, said, work, numbers, summary, places, labels)
         if settings.records is not None and not summary.rows.get(schema.RECORDS.name):
             batches = [file for place, file in places.items() if place.startswith(f"{schema.BATCHES.name}/")]
@@ -147,7 +147,7 @@ def _count_twice(qualities: Mapping[str, Quality]) -> None:
             quality.note("in_two_captures", stream.first_ns, size=stream.size)
 
 
-def _told_apart(
+def _separate_clusters(
     given: str, said: _Said, summary: Summary, places: Mapping[str, Path]
 ) -> tuple[dict[str, Labels], list[dict[str, Any]]]:
     """Write the clusters of connections into the tables, if the dataset has several.
@@ -186,12 +186,12 @@ def _know(
     labels: Mapping[str, Labels],
 ) -> None:
     """Write the tables of insight, and `quality`, with counts of omitted input."""
-    told = Told(work, ("source",))
-    left_out = know(cluster, said.kept_frames.runs, said.registry.runs, said.names, told, labels)
+    insight = InsightRows(work, ("source",))
+    left_out = know(cluster, said.kept_frames.runs, said.registry.runs, said.names, insight, labels)
     for table in schema.KNOWLEDGE:
         summary.rows[table.name] = 0
         files = {source: work / f"{number}.{table.name}.parquet" for source, number in numbers.items()}
-        for source, of_source in by_source(told.parts(table)):
+        for source, of_source in by_source(insight.parts(table)):
             summary.rows[table.name] += writer.store(table, of_source, files[source])
         for source, file in files.items():
             if not file.exists():
@@ -327,7 +327,7 @@ def _together(job: Job, results: Sequence[Share]) -> Share:
     whole = Share({name: [] for name in (*job.tables, *FED)}, Quality(), Names())
     for each in results:
         whole.quality.add(each.quality)
-        whole.names.add(each.names.told())
+        whole.names.add(each.names.as_json())
         for table, paths in each.runs.items():
             whole.runs[table] += paths
         whole.corrections.update(each.corrections)

@@ -148,7 +148,7 @@ def _tables(sent: Sent) -> int:
             files.add(rows)
         if sent.connections:
             still = batch(CONNECTIONS.schema, sent.connections)
-            files.add(Batches({}, [], Names().told(), [(CONNECTIONS.name, still)]))
+            files.add(Batches({}, [], Names().as_json(), [(CONNECTIONS.name, still)]))
         files.roll()
     finally:
         files.release()

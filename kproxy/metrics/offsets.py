@@ -11,7 +11,7 @@ commits their transaction, by its transactional id, unless the group has committ
 group, offset or topic were deleted. If the EndTxn passes through another process, kproxy asks the coordinator for the
 group's offsets. A commit of -1 leaves a group without an offset.
 
-kproxy may ask brokers itself (`told_ends`, `told_offsets`): a leader's response also lowers an end that nothing has
+kproxy may ask brokers itself (`learn_ends`, `learn_offsets`): a leader's response also lowers an end that nothing has
 raised since the request, and offsets that a coordinator does not list are removed. Traffic after the request is newer.
 
 Both offsets end with a successful DeleteGroups, OffsetDelete or DeleteTopics, with a re-created topic (another topic
@@ -313,7 +313,7 @@ class Offsets:
         named = {*self.seen, *(of[0] for of in self.committed), *islice(dict.fromkeys(lost), MAX_LOST)}
         return [group for group in named if len(group) < MAX_LABEL]
 
-    def told_ends(self, ends: Mapping[tuple[str, int], tuple[int, int]], asked_ns: int, now_ns: int) -> None:
+    def learn_ends(self, ends: Mapping[tuple[str, int], tuple[int, int]], asked_ns: int, now_ns: int) -> None:
         """Learn the (end, leader epoch) of each log from leaders' responses to a request of kproxy at `asked_ns`."""
         for key, (offset, epoch) in ends.items():
             if not self.is_removed(key, asked_ns):
@@ -326,7 +326,7 @@ class Offsets:
             keys[group].append(key)
         return keys
 
-    def told_offsets(
+    def learn_offsets(
         self,
         group: str,
         offsets: Mapping[tuple[str, int], int],

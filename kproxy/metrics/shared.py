@@ -193,7 +193,7 @@ class Shared:
             lags.seen |= dict.fromkeys(units_of.get((SEEN, cluster), ()))
         return lags
 
-    def told(self, cluster: str, lags: Lags, since_ns: int) -> None:
+    def keep_learned(self, cluster: str, lags: Lags, since_ns: int) -> None:
         """Keep the offsets learned from brokers' responses since `since_ns`."""
         self._learn((REMOVED, cluster), lags.removed)
         for key, log in lags.logs.items():

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-def told_apart(
+def separate_clusters(
     pieces: "DataFrame", rows: "Callable[[Table], DataFrame]", earlier: Earlier
 ) -> tuple[dict[str, Labels], dict[str, Quality], list[dict[str, Any]]]:
     """Return (clusters of connections, counts for `quality`, clusters for the manifest), the first two by source.

@@ -58,7 +58,7 @@ def whole(unit: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
             mine.remove()
             yield pieces.words(number, pieces.COUNTS, [job.source, listed(quality)])
             if rows.names:
-                yield pieces.words(number, pieces.NAMES, [job.source, rows.names.told()])
+                yield pieces.words(number, pieces.NAMES, [job.source, rows.names.as_json()])
         yield from together.pieces()
 
 
@@ -118,7 +118,7 @@ class _Decoder:
                 )
             rows = deferred.rows
             if rows.names:
-                yield pieces.words(capture, pieces.NAMES, [self._jobs[capture].source, rows.names.told()])
+                yield pieces.words(capture, pieces.NAMES, [self._jobs[capture].source, rows.names.as_json()])
             if rows.logs is not None and (rows.logs.decided or rows.logs.doubted):
                 logs = [list(rows.logs.decided.items()), sorted(rows.logs.doubted)]
                 yield pieces.words(capture, pieces.LOGS, logs)

@@ -20,7 +20,7 @@ from kproxy.capture.quality import Quality
 from kproxy.convert import machine
 from kproxy.convert.job import Job
 from kproxy.convert.kept_frames import KEPT_FRAMES
-from kproxy.convert.knowledge import Told, know
+from kproxy.convert.knowledge import InsightRows, know
 from kproxy.convert.parts.joining import Correction
 from kproxy.convert.rows import Rows
 from kproxy.spark.pieces import COUNTS, NAMES, PIECES, SAID, adopt, words
@@ -74,11 +74,11 @@ def _task(
             if is_fed:
                 for sorter in runs.values():
                     sorter.spill()
-                told = Told(folder)
+                insight = InsightRows(folder)
                 kept_frames, registry = (runs[table.name].runs for table in (KEPT_FRAMES, schema.REGISTRY))
-                left_out = know(cluster, kept_frames, registry, names, told, clusters)
+                left_out = know(cluster, kept_frames, registry, names, insight, clusters)
                 for table in schema.KNOWLEDGE:
-                    yield from piece_rows(table, told.parts(table))
+                    yield from piece_rows(table, insight.parts(table))
                 for source, quality in left_out.items():
                     yield words(-1, COUNTS, [source, listed(quality)])
 
@@ -87,14 +87,14 @@ def _task(
 
 def _known(
     cluster: str, runs: Mapping[str, Sequence[Path]], names: Mapping[str, Names], folder: Path
-) -> tuple[Told, dict[str, Quality]]:
+) -> tuple[InsightRows, dict[str, Quality]]:
     merged = []
     for table in (KEPT_FRAMES, schema.REGISTRY):
         sorter = writer.Sorter(table, folder, ".all")
         sorter.adopt(runs[table.name])
         merged.append(sorter.runs)
-    told = Told(folder)
-    return told, know(cluster, merged[0], merged[1], names, told)
+    insight = InsightRows(folder)
+    return insight, know(cluster, merged[0], merged[1], names, insight)
 
 
 def rows_of(jobs: Sequence[Job], table: Table) -> Iterator[pa.RecordBatch]:
@@ -115,6 +115,6 @@ def rows_of(jobs: Sequence[Job], table: Table) -> Iterator[pa.RecordBatch]:
             names[job.source] = rows.names
         for sorter in sorters.values():
             sorter.spill()
-        told, _ = _known(jobs[0].cluster, {name: sorter.runs for name, sorter in sorters.items()}, names, folder)
-        for part in told.parts(table):
+        insight, _ = _known(jobs[0].cluster, {name: sorter.runs for name, sorter in sorters.items()}, names, folder)
+        for part in insight.parts(table):
             yield from part.to_batches()

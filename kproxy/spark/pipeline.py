@@ -141,8 +141,8 @@ def ingest(
                 if run.done:
                     said = _manifest(run, summary, known if append else {}, form)
                     committed = written if form != PARQUET else []
-                    told = catalogue.lines(run.failed)
-                    target.publish(said, told, replace=not append, committed=committed)
+                    lines = catalogue.lines(run.failed)
+                    target.publish(said, lines, replace=not append, committed=committed)
             finally:
                 run.release()
     finally:
@@ -267,7 +267,7 @@ class Run:
         self._names: dict[str, Names] = {}  # of captures that were read in parts
         self._counts: dict[int, Quality] = {}  # of captures that were read in parts, by number
         self._clusters: dict[str, Labels] = {}  # of connections, by source; empty: there is one cluster
-        self._told_apart: dict[str, Quality] = {}  # counts for `quality`, by source
+        self._cluster_counts: dict[str, Quality] = {}  # counts for `quality`, by source
         self.clusters: list[dict[str, Any]] = []  # for the manifest
         self._sizes: dict[tuple[str, int], int] = {}  # bytes of pieces by kind and hour
         self._rows: dict[str, int] = {}  # by kind
@@ -309,7 +309,7 @@ class Run:
             for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
                 self.failed[row["capture"]] = pieces.fault_of(row["data"])
         if like.is_known:
-            self._clusters, self._told_apart, self.clusters = clusters.told_apart(
+            self._clusters, self._cluster_counts, self.clusters = clusters.separate_clusters(
                 together, lambda table: self.rows(together, table), Earlier(known, like.cluster)
             )
             insight = self._keep(knowledge.pieces_of(together, like.cluster, self._corrections, self._clusters))
@@ -357,8 +357,8 @@ class Run:
             rest = _shared_out(deferred.drop("kind", "count"), size, self._tasks).sortWithinPartitions(*order)
             decoded = self._keep(rest.mapInArrow(decode.decode(jobs), PIECES))
             kinds = pieces.NAMES, pieces.UNSPLITTABLE, pieces.CONFLICTING, pieces.CORRECTIONS, pieces.LOGS, pieces.READ
-            told = decoded.where(F.col("kind").isin(*kinds)).select("capture", "kind", "data").collect()
-            words = [(row["capture"], row["kind"], json.loads(row["data"])) for row in told]
+            rows = decoded.where(F.col("kind").isin(*kinds)).select("capture", "kind", "data").collect()
+            words = [(row["capture"], row["kind"], json.loads(row["data"])) for row in rows]
             more = {number: text for number, kind, text in words if kind == pieces.UNSPLITTABLE}
             more |= self._clashing(reports, words)
             unsplittable |= more
@@ -409,13 +409,13 @@ class Run:
 
     def _clashing(self, reports: Sequence[tuple[int, Any]], words: Sequence[tuple[int, str, Any]]) -> dict[int, str]:
         """Return captures whose readers disagree whether a topic is a coordinators' log, with the reason."""
-        told: dict[int, list[tuple[dict[int, bool], set[int]]]] = {}
+        decisions: dict[int, list[tuple[dict[int, bool], set[int]]]] = {}
         for number, (decided, doubted) in (
             *((number, report["logs"]) for number, report in reports),
             *((number, text) for number, kind, text in words if kind == pieces.LOGS),
         ):
-            told.setdefault(number, []).append((dict(decided), set(doubted)))
-        return {number: "logs" for number, logs in told.items() if clash(logs)}
+            decisions.setdefault(number, []).append((dict(decided), set(doubted)))
+        return {number: "logs" for number, logs in decisions.items() if clash(logs)}
 
     def store(self, folder: str, form: str, mode: str) -> list[str]:
         """Write pieces as tables; returns the names of tables with rows."""
@@ -443,7 +443,7 @@ class Run:
 
         counts = self._pieces.where(F.col("kind") == pieces.COUNTS).select("data")
         by_source = [(self.catalogue.job(number).source, some) for number, some in self._counts.items()]
-        extra = [[source, places.listed(some)] for source, some in (*by_source, *self._told_apart.items())]
+        extra = [[source, places.listed(some)] for source, some in (*by_source, *self._cluster_counts.items())]
         counts = self._with_counts(counts, extra)
         if len(self.catalogue) > 1:
             twice = results.in_several(
@@ -568,8 +568,8 @@ class Run:
         return parts
 
 
-def _note_conflicting(conflicting: dict[int, dict[Pair, str]], capture: int, told: Sequence[Sequence[str]]) -> None:
-    for key, why in told:
+def _note_conflicting(conflicting: dict[int, dict[Pair, str]], capture: int, reasons: Sequence[Sequence[str]]) -> None:
+    for key, why in reasons:
         conflicting.setdefault(capture, {})[pair_of(bytes.fromhex(key))] = why
 
 

@@ -79,15 +79,15 @@ def _packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.Rec
         if inline:
             with (folder / "spool").open("w+b") as spool:
                 found = reader.read(job, part, sorters.add, spool)
-                yield from _told(number, capture, found)
+                yield from _reports(number, capture, found)
                 spool.flush()
                 yield from _deferred(capture, part.number, found, np.memmap(spool, mode="r") if spool.tell() else None)
         else:
             found = reader.read(job, part, sorters.add)
-            yield from _told(number, capture, found)
+            yield from _reports(number, capture, found)
             yield from _deferred(capture, part.number, found, None)
         if found.names:
-            yield from _pieces(capture, words(capture, NAMES, [job.source, found.names.told()]))
+            yield from _pieces(capture, words(capture, NAMES, [job.source, found.names.as_json()]))
         for piece in sorters.pieces(lambda rows: without(found.left, rows)):
             yield from _pieces(capture, piece)
 
@@ -107,7 +107,7 @@ def pieces_of(rows: "DataFrame") -> "DataFrame":
     return rows.where(F.col("file") == PIECE).select("capture", "kind", hour, "count", "size", data)
 
 
-def _told(number: int, capture: int, found: reader.Found) -> Iterator[pa.RecordBatch]:
+def _reports(number: int, capture: int, found: reader.Found) -> Iterator[pa.RecordBatch]:
     counts = listed(found.quality)
     back = next((row for row in counts if row[0] == "clock_back"), None)
     report: dict[str, Any] = {
@@ -118,7 +118,7 @@ def _told(number: int, capture: int, found: reader.Found) -> Iterator[pa.RecordB
             "times": [found.begin, found.until, found.first_ns, found.last_ns],
             "back": [0, NONE, NONE] if back is None else [back[1], back[3], back[4]],
         },
-        "names": found.names.told(),
+        "names": found.names.as_json(),
         "logs": [list(found.logs.items()), sorted(found.doubted)],
         "read_bytes": found.read_bytes,
         "carried_bytes": sum(int(some["captured"].sum()) for *_, some, _ in found.packets.of(found.deferred)),
@@ -129,18 +129,18 @@ def _told(number: int, capture: int, found: reader.Found) -> Iterator[pa.RecordB
         yield _listed([(capture, of, NONE, STINTS, 0, 0, pickle.dumps(each), None, None, None) for of, each in some])
 
 
-def _report(split: int, capture: int, told: Mapping[str, Any]) -> pa.RecordBatch:
+def _report(split: int, capture: int, values: Mapping[str, Any]) -> pa.RecordBatch:
     """Return the report of a split; a report of an unreadable split holds only the reason."""
     nothing = {
         "conflicting": [],
         "quality": [],
         "clock": {"times": [NONE] * 4, "back": [0, NONE, NONE]},
-        "names": Names().told(),
+        "names": Names().as_json(),
         "logs": [[], []],
         "read_bytes": 0,
         "carried_bytes": 0,
     }
-    report = {"split": split, **nothing, **told}
+    report = {"split": split, **nothing, **values}
     return _row(capture, 0, 0, REPORT, 0, 0, json.dumps(report).encode(), None, None, None)
 
 

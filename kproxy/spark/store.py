@@ -173,8 +173,8 @@ def rows(
         with TemporaryDirectory(prefix="kproxy-") as folder:
             data = (data for _, _, data in chain((first,), every))
             for part in _merged(table, data, Path(folder), learnt):
-                told = part.cast(RECORDS.schema) if table.name == RECORDS.name else part
-                for batch in told.to_batches():
+                records = part.cast(RECORDS.schema) if table.name == RECORDS.name else part
+                for batch in records.to_batches():
                     yield _with_hour(batch, first[1])
 
     return _by_file(pieces, [((table.name, hour), size) for hour, size in sorted(hours.items())]).mapInArrow(
@@ -222,8 +222,10 @@ def _merged(
             sorter.adopt_packed(piece)
     changes = dict.fromkeys(sorter.runs, partial(corrected, every)) if every else None
     for part in writer.merged(table, sorter.runs, changes):
-        told = clusters.told(named(part, learnt.names), learnt.clusters)
-        yield learnt.chosen.of(told) if learnt.chosen is not None and table.name == schema.RECORDS.name else told
+        labelled = clusters.with_clusters(named(part, learnt.names), learnt.clusters)
+        yield (
+            learnt.chosen.of(labelled) if learnt.chosen is not None and table.name == schema.RECORDS.name else labelled
+        )
 
 
 def _with_hour(batch: pa.RecordBatch, hour: int) -> pa.RecordBatch:
@@ -251,6 +253,6 @@ def named(rows: pa.Table, names: Mapping[str, Names]) -> pa.Table:
             of_source = pc.equal(rows["source"], source)
             for place, column in enumerate(rows.schema.names):
                 if column in FILLED:
-                    told = pc.if_else(of_source, filled[column], rows[column])
-                    rows = rows.set_column(place, column, told)
+                    values = pc.if_else(of_source, filled[column], rows[column])
+                    rows = rows.set_column(place, column, values)
     return rows.cast(kept)

@@ -62,14 +62,14 @@ class Names:
         node = self.brokers.get(f"{address} {port}", NONE)
         return None if node == NONE else node
 
-    def told(self) -> dict[str, Any]:
-        """Return all names as JSON values, the argument of `add`."""
+    def as_json(self) -> dict[str, Any]:
+        """Return all names as JSON values, as `add` takes them."""
         return {"topics": self.topics, "brokers": self.brokers}
 
-    def add(self, told: Mapping[str, Any]) -> None:
-        for identity, name in told["topics"].items():
+    def add(self, names: Mapping[str, Any]) -> None:
+        for identity, name in names["topics"].items():
             self._add_topic(identity, name)
-        for address, node in told["brokers"].items():
+        for address, node in names["brokers"].items():
             self._add_broker(address, node)
 
     def fill(self, rows: pa.Table) -> pa.Table:
@@ -97,8 +97,8 @@ class Names:
 
 
 def _filled(rows: pa.Table, column: str, keys: pa.ChunkedArray, known: dict[str, Any], kind: pa.DataType) -> pa.Table:
-    told = listed(kind, [known[key] for key in sorted(known)])
-    found = told.take(pc.index_in(keys, value_set=listed(TEXT, sorted(known))))
+    values = listed(kind, [known[key] for key in sorted(known)])
+    found = values.take(pc.index_in(keys, value_set=listed(TEXT, sorted(known))))
     return rows.set_column(rows.schema.get_field_index(column), column, pc.coalesce(rows[column], found))
 
 

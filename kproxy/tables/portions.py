@@ -65,7 +65,7 @@ class Batches(NamedTuple):
 
     events: dict[str, int]  # by source
     faults: list[tuple[str, int]]  # source and time
-    names: dict[str, Any]  # from `Names.told`
+    names: dict[str, Any]  # from `Names.as_json`
     batches: list[tuple[str, pa.RecordBatch]]  # by table
 
 
@@ -116,7 +116,7 @@ class Portion:
         of_tables += [(table.name, told) for table, told in self.knowledge.batches()]
         if self.connections:
             of_tables.append((schema.CONNECTIONS.name, batch(schema.CONNECTIONS.schema, self.connections)))
-        return Batches(self.events, self.faults, self.names.told(), of_tables)
+        return Batches(self.events, self.faults, self.names.as_json(), of_tables)
 
     def add(self, tally: "Tally", events: list[Event]) -> list[Exception]:
         """Pack events, each completely or not at all; returns one exception per event that is left out."""

@@ -98,7 +98,7 @@ def heat_map(data: Any, every: str, span: Span = None) -> alt.Chart:
                 scale=alt.Scale(type="threshold", domain=bounds, range=list(HEAT[-len(bounds) - 1 :])),
                 legend=_legend(f"exchanges per {_step(every)}"),
             ),
-            **_told(),
+            **_label_channels(),
         )
     )
 
@@ -261,7 +261,7 @@ def rebalances(data: Any, span: Span = None) -> alt.LayerChart:
     x = _time(rows, 1, (span[0], max(span[1], int(last * 1000))) if span else None)
     y = alt.Y("group:N", sort=[short(name, 20) for name in names], axis=alt.Axis(title=None, labelLimit=140))
     colour = _colour("cause:N", causes, any(bar["cause"] == "others" for bar in bars))
-    base = _chart(bars).encode(x=x, y=y, color=colour, **_told())
+    base = _chart(bars).encode(x=x, y=y, color=colour, **_label_channels())
     return (base.mark_bar(height=10).encode(x2="until:T") + base.mark_tick(size=16, thickness=2, opacity=1)).properties(
         width=WIDTH, height=_height(len(names), 40)
     )
@@ -280,7 +280,7 @@ def skew(data: Any) -> alt.LayerChart:
         bars.append({"what": what, "bytes": row["bytes"], "even": even, "label": f"{label}{units.size(even)}"})
     y = alt.Y("what:N", sort=None, axis=alt.Axis(title=None, labelLimit=190))
     x = alt.X("bytes:Q", axis=alt.Axis(title="bytes (mark: an even share)", format="~s", tickCount=4))
-    base = _chart(bars).encode(y=y, **_told())
+    base = _chart(bars).encode(y=y, **_label_channels())
     return (
         base.mark_bar(color=COLOURS[0], height=11).encode(x=x)
         + base.mark_tick(color=COLOURS[1], thickness=3, size=15, opacity=1).encode(x="even:Q")
@@ -314,7 +314,7 @@ def batch_sizes(data: Any) -> alt.Chart:
             y=alt.Y("low:Q", axis=alt.Axis(title="batches", format="~s", tickCount=5)),
             y2="high:Q",
             color=_colour("codec:N", codecs, False),
-            **_told(),
+            **_label_channels(),
         )
     )
 
@@ -335,7 +335,7 @@ def round_trips(data: Any) -> alt.LayerChart:
     x = alt.X(
         "low:Q", scale=scale, axis=alt.Axis(title="round trip: median to p99", values=values, labelExpr=_DURATION)
     )
-    base = _chart(bars).encode(y=y, x=x, **_told())
+    base = _chart(bars).encode(y=y, x=x, **_label_channels())
     return (
         base.mark_rule(color=COLOURS[0], strokeWidth=3).encode(x2="high:Q")
         + base.mark_point(color=COLOURS[0], filled=True, size=50, opacity=1)
@@ -356,7 +356,7 @@ def closed_windows(data: Any) -> alt.Chart:
     return (
         _chart(bars)
         .mark_bar(color=COLOURS[1], height=11)
-        .encode(x=x, y=y, **_told())
+        .encode(x=x, y=y, **_label_channels())
         .properties(width=WIDTH, height=_height(len(bars)))
     )
 
@@ -376,7 +376,7 @@ def compared(data: Any, names: tuple[str, str] = ("this", "the other")) -> alt.L
     scale, values = _log([point["value"] for point in points])
     x = alt.X("value:Q", scale=scale, axis=alt.Axis(title="p99 of the latency", values=values, labelExpr=_DURATION))
     y = alt.Y("api:N", sort=None, axis=alt.Axis(title=None, labelLimit=150))
-    base = _chart(points).encode(y=y, x=x, **_told())
+    base = _chart(points).encode(y=y, x=x, **_label_channels())
     return (
         base.mark_rule(color=REST, strokeWidth=2).encode(x2="to:Q")
         + base.mark_point(filled=True, size=70, opacity=1).encode(color=_colour("name:N", list(names), False))
@@ -394,7 +394,7 @@ def _height(bars: int, more: int = 0) -> int:
     return 60 + more + 20 * max(bars, 2)
 
 
-def _told() -> Mapping[str, Any]:
+def _label_channels() -> Mapping[str, Any]:
     """Return the channels with the label of a mark: tooltip (notebooks) and description (drawings)."""
     return {"tooltip": alt.Tooltip("label:N", title=" "), "description": alt.Description("label:N")}
 
@@ -519,7 +519,7 @@ def _lines(values: list[Row], names: Sequence[str], y: alt.Y, every: str, span: 
     base = _chart(filled).encode(x=x, y=y, color=_colour("name:N", names, False), order="time:T")
     return base.mark_line(strokeWidth=1.5, invalid="break-paths-show-path-domains", aria=False) + base.transform_filter(
         "isValid(datum.value)"
-    ).mark_point(filled=True, size=14, opacity=1).encode(**_told())
+    ).mark_point(filled=True, size=14, opacity=1).encode(**_label_channels())
 
 
 def _stacked(
@@ -561,6 +561,6 @@ def _stacked(
             y=alt.Y("low:Q", axis=alt.Axis(title=title, format=format, tickCount=5), scale=alt.Scale(zero=True)),
             y2="high:Q",
             color=_colour("name:N", shown, rest),
-            **_told(),
+            **_label_channels(),
         )
     )

@@ -61,8 +61,8 @@ def results(shares):
     quality, names = shares[0].quality, shares[0].names
     for share in shares[1:]:
         quality.add(share.quality)
-        names.add(share.names.told())
-    return rows, list(quality), names.told()
+        names.add(share.names.as_json())
+    return rows, list(quality), names.as_json()
 
 
 def parts_of(path, places, overlap_part):

@@ -268,7 +268,7 @@ def test_a_record_does_not_get_the_age_of_a_truncated_one(cluster, by_asking):
     assert cluster.lags("group") == {("billing", "orders"): (50, 600.0)}
     cluster.now_ns += S
     if by_asking:
-        lags.told_ends({ORDERS: (950, 5)}, cluster.now_ns, cluster.now_ns)
+        lags.learn_ends({ORDERS: (950, 5)}, cluster.now_ns, cluster.now_ns)
     else:
         fetch(member, ORDERS, 950, 950, epoch=6)
     cluster.now_ns += 60 * S
@@ -353,8 +353,8 @@ def test_the_leaders_answer_to_kproxy_lowers_the_log_end_of_all_workers(epoch):
     shared, end = together(one, other)
     assert end == 1000
     lags, asked_ns = shared.lags("default"), one.now_ns + S
-    lags.told_ends({ORDERS: (5, 0)}, asked_ns, asked_ns + S)
-    shared.told("default", lags, asked_ns)
+    lags.learn_ends({ORDERS: (5, 0)}, asked_ns, asked_ns + S)
+    shared.keep_learned("default", lags, asked_ns)
     assert shared.lags("default").logs[ORDERS].high_watermark == 5
     for each in (one, other):  # workers repeat their old log end with the next change of the log
         shared.take(id(each), published(Published(each.metrics)))
@@ -384,8 +384,8 @@ def test_a_worker_receives_a_lowered_log_end_and_follows_the_log_from_there(by_a
     shared, _ = together(one, other)
     if by_asking:
         lags, asked_ns = shared.lags("default"), one.now_ns + S
-        lags.told_ends({ORDERS: (400, 6)}, asked_ns, asked_ns + S)
-        shared.told("default", lags, asked_ns)
+        lags.learn_ends({ORDERS: (400, 6)}, asked_ns, asked_ns + S)
+        shared.keep_learned("default", lags, asked_ns)
     else:
         one.now_ns += S
         fetch(member, ORDERS, 900, 400, epoch=6)
@@ -409,8 +409,8 @@ def test_a_worker_without_changes_of_a_log_also_receives_the_lower_end_that_kpro
     one.now_ns += S
     shared.take(1, published(published_by))
     lags, asked_ns = shared.lags("default"), one.now_ns
-    lags.told_ends({ORDERS: (5, 0)}, asked_ns, asked_ns)
-    shared.told("default", lags, asked_ns)
+    lags.learn_ends({ORDERS: (5, 0)}, asked_ns, asked_ns)
+    shared.keep_learned("default", lags, asked_ns)
     for _, ended in shared.take_ended():
         one.metrics.cluster("default").lags.ended(*ended)
     one.now_ns += S
@@ -585,7 +585,7 @@ def test_a_commit_after_a_transactional_one_outlasts_the_end_of_the_transaction(
     cluster.now_ns += S
     member.commit("shop", {ORDERS: 50})
     cluster.now_ns += S
-    lags.told_offsets("shop", {ORDERS: 50}, (), cluster.now_ns, lambda _: True)
+    lags.learn_offsets("shop", {ORDERS: 50}, (), cluster.now_ns, lambda _: True)
     end_transaction(member, 3, commits=True)
     assert records(cluster) == {("shop", "orders"): 50}
     cluster.now_ns += S
@@ -730,7 +730,7 @@ def test_an_unknown_partition_error_from_the_partitions_own_broker_removes_its_o
     fetch(elsewhere, ORDERS, 1000, -1, error=UNKNOWN_TOPIC)  # another broker: its metadata may be old
     assert records(cluster) == {("billing", "orders"): 100}
     member.commit("asked", {CLICKS: 5})
-    cluster.metrics.cluster("default").lags.told_ends({CLICKS: (9, 0)}, cluster.now_ns, cluster.now_ns)
+    cluster.metrics.cluster("default").lags.learn_ends({CLICKS: (9, 0)}, cluster.now_ns, cluster.now_ns)
     fetch(elsewhere, CLICKS, 9, -1, error=UNKNOWN_TOPIC)
     assert records(cluster).pop(("asked", "clicks")) == 4
     delete_groups(member, {"asked": 0})
@@ -738,8 +738,8 @@ def test_an_unknown_partition_error_from_the_partitions_own_broker_removes_its_o
     assert not records(cluster) and not unknown(cluster)
     lags = cluster.metrics.cluster("default").lags
     assert "billing" in lags.groups()  # a broker that has just started may know no topic: kproxy asks the coordinator
-    lags.told_offsets("billing", {ORDERS: 900}, (), cluster.now_ns + S, lambda _: True)
-    lags.told_ends({ORDERS: (1000, 0)}, cluster.now_ns + S, cluster.now_ns + S)
+    lags.learn_offsets("billing", {ORDERS: 900}, (), cluster.now_ns + S, lambda _: True)
+    lags.learn_ends({ORDERS: (1000, 0)}, cluster.now_ns + S, cluster.now_ns + S)
     assert records(cluster) == {("billing", "orders"): 100}
 
 
@@ -1066,16 +1066,18 @@ def test_an_answer_to_kproxy_undoes_nothing_newer_than_its_request(cluster):
     delete_groups(member, {"gone": 0})
     lags = cluster.metrics.cluster("default").lags
     for group in ("billing", "gone"):
-        lags.told_offsets(group, {ORDERS: 10}, (), asked_ns, lambda _: True)
-        lags.told_offsets(group, {}, [ORDERS], asked_ns, lambda _: True)
+        lags.learn_offsets(group, {ORDERS: 10}, (), asked_ns, lambda _: True)
+        lags.learn_offsets(group, {}, [ORDERS], asked_ns, lambda _: True)
     assert records(cluster) == {("billing", "orders"): 100}
     later_ns = cluster.now_ns + S
-    lags.told_offsets("billing", {}, [ORDERS], later_ns, lambda _: False)  # the answer may lack a topic with another id
+    lags.learn_offsets(
+        "billing", {}, [ORDERS], later_ns, lambda _: False
+    )  # the answer may lack a topic with another id
     assert records(cluster) == {("billing", "orders"): 100}
-    lags.told_offsets("billing", {ORDERS: 950}, [ORDERS], later_ns, lambda _: True)
-    lags.told_offsets("gone", {ORDERS: 20}, [ORDERS], later_ns, lambda _: True)
+    lags.learn_offsets("billing", {ORDERS: 950}, [ORDERS], later_ns, lambda _: True)
+    lags.learn_offsets("gone", {ORDERS: 20}, [ORDERS], later_ns, lambda _: True)
     assert records(cluster) == {("billing", "orders"): 50, ("gone", "orders"): 980}
-    lags.told_offsets("billing", {}, [ORDERS], later_ns + S, lambda _: True)
+    lags.learn_offsets("billing", {}, [ORDERS], later_ns + S, lambda _: True)
     assert records(cluster) == {("gone", "orders"): 980}
 
 
@@ -1096,12 +1098,12 @@ def test_offsets_requested_before_a_commit_do_not_replace_one_seen_by_another_wo
     other.now_ns = asked_ns
     if by_asking:
         commits()
-        lags.told_offsets("billing", {ORDERS: 10}, (), asked_ns, lambda _: True)
-        shared.told("default", lags, asked_ns)
+        lags.learn_offsets("billing", {ORDERS: 10}, (), asked_ns, lambda _: True)
+        shared.keep_learned("default", lags, asked_ns)
         shared.take(id(one), published(Published(one.metrics)))
         lags = shared.lags("default")
-        lags.told_offsets("billing", {}, [ORDERS], asked_ns, lambda _: True)
-        shared.told("default", lags, asked_ns)
+        lags.learn_offsets("billing", {}, [ORDERS], asked_ns, lambda _: True)
+        shared.keep_learned("default", lags, asked_ns)
         assert shared.lags("default").committed["billing", ORDERS].offset == 900
     else:
         fetch_offsets(tool, "billing", {ORDERS: 10}, meanwhile=commits)
@@ -1310,11 +1312,11 @@ def test_an_answer_to_kproxy_counts_unless_something_newer_than_the_request_was_
     lags = Offsets(Topics())
     for asked_ns, offset in ((T - 1, 7), (T, 9)):
         lags._commit("billing", ORDERS, 7, T, OFFSET_COMMIT)
-        lags.told_offsets("billing", {ORDERS: 9}, (), asked_ns, lambda _: True)
+        lags.learn_offsets("billing", {ORDERS: 9}, (), asked_ns, lambda _: True)
         assert lags.committed["billing", ORDERS].offset == offset
     for asked_ns, is_there in ((T - 1, True), (T, False)):
         lags._commit("billing", ORDERS, 7, T, OFFSET_COMMIT)
-        lags.told_offsets("billing", {}, [ORDERS], asked_ns, lambda _: True)
+        lags.learn_offsets("billing", {}, [ORDERS], asked_ns, lambda _: True)
         assert (("billing", ORDERS) in lags.committed) == is_there
 
 

@@ -469,7 +469,7 @@ def test_offsets_that_kproxy_requested_are_kept_from_the_time_of_the_request():
     for topic, at_ns in (("a", 9), ("b", 10), ("c", 11)):
         lags.logs[topic, 0] = log_of(40, at_ns, at_ns, lowered_ns=at_ns)
         lags.committed["g", (topic, 0)] = Position(7, -1, at_ns)
-    shared.told("default", lags, 10)
+    shared.keep_learned("default", lags, 10)
     found = shared.lags("default")
     assert {topic: log.high_watermark for (topic, _), log in found.logs.items()} == {"a": 100, "b": 40, "c": 40}
     assert {topic for _, (topic, _) in found.committed} == {"b", "c"}

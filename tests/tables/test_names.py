@@ -56,7 +56,7 @@ def test_facts_of_several_processes_equal_those_of_one():
     facts = [(TOPIC, "b"), (TOPIC, "a"), (OTHER, "c"), (1, "10.0.0.1", 1), (2, "10.0.0.1", 1), (2, "10.0.0.2", 1)]
     together = Names()
     for fact in facts:
-        together.add(json.loads(json.dumps(learnt(fact).told())))
+        together.add(json.loads(json.dumps(learnt(fact).as_json())))
     whole = learnt(*facts)
-    assert together.told() == whole.told()
+    assert together.as_json() == whole.as_json()
     assert len(whole) == 4

@@ -204,7 +204,7 @@ class LagQuestions:
             await self._find_hidden(brokers, answer.found, keys)
             for number, (group, offsets) in enumerate(answer.found.items()):
                 known = keys.get(group, ())
-                lags.told_offsets(group, offsets, known, asked_ns, self._is_listed)
+                lags.learn_offsets(group, offsets, known, asked_ns, self._is_listed)
                 if number % GROUPS_PER_TURN == 0:
                     await asyncio.sleep(0)
 
@@ -242,7 +242,7 @@ class LagQuestions:
             leaderless.update(topic for topic, _ in (partitions if answer is None else answer.refused))
             found = iter(answer.found.items() if answer is not None else ())
             while some := dict(islice(found, PARTITIONS_PER_TURN)):
-                lags.told_ends(some, asked_ns, self._now_ns())
+                lags.learn_ends(some, asked_ns, self._now_ns())
                 await asyncio.sleep(0)
         for topic in leaderless:
             self._leaders.pop(topic, None)

@@ -149,14 +149,14 @@ def shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[tu
     """Faults between clusters: names, ports, and kproxy as its own upstream."""
     taken: dict[int, list[tuple[str, str]]] = {}  # port -> (host, owner)
     files: dict[Path, str] = {}  # ports_file -> the cluster that keeps its ports there
-    told: set[tuple[str, str]] = set()
+    reported: set[tuple[str, str]] = set()
 
     def take(host: str, port: int, owner: str) -> Iterator[tuple[str, str]]:
         holders = taken.setdefault(port, [])
         for other, whose in holders:
             clash = host == other or host in WILDCARDS or other in WILDCARDS
-            if clash and (owner, whose) not in told:
-                told.add((owner, whose))
+            if clash and (owner, whose) not in reported:
+                reported.add((owner, whose))
                 yield owner, f"{Address(host, port)} is taken by {whose}"
         holders.append((host, owner))
 

@@ -207,29 +207,29 @@ class FlightRecorder:
                 self._remove_old()
 
         try:
-            told = await asyncio.to_thread(work) | full
+            result = await asyncio.to_thread(work) | full
         except (KproxyError, OSError) as fault:
             self._counts[cause][FAILED] += 1
             log.error("no dump cause=%s: %s", cause, fault)
-            told = {"error": str(fault)}
+            result = {"error": str(fault)}
         except Exception as fault:  # the caller must get a result after a defect, too
             self._counts[cause][FAILED] += 1
             log.exception("no dump cause=%s: a defect of kproxy", cause)
-            told = {"error": f"a defect of kproxy, which its log shows: {type(fault).__name__}"}
+            result = {"error": f"a defect of kproxy, which its log shows: {type(fault).__name__}"}
         else:
             self._counts[cause][WRITTEN] += 1
             log.info(
                 "dumped into %s cause=%s exchanges=%d frames=%d in %.1f s",
                 folder,
                 cause,
-                told["exchanges"],
-                told["frames"],
+                result["exchanges"],
+                result["frames"],
                 time.monotonic() - begun_s,
             )
         finally:
             self._is_dumping = False
         if cause == ASKED:
-            self._results[name] = told
+            self._results[name] = result
 
     def _discard(self, folder: Path) -> None:
         """Remove the files of this process in a failed dump: half a dump is useless, and the disk may be full."""
@@ -291,7 +291,7 @@ class FindingsTrigger:
         self._operate = operate
         self._known: set[tuple[str, str | None, str]] = set()
 
-    async def told(self, found: Sequence[Found]) -> None:
+    async def update(self, found: Sequence[Found]) -> None:
         """Take all current findings."""
         grave = {(one.kind, one.cluster, one.where): one for one in found if one.severity in self._severities}
         new = [one for key, one in grave.items() if key not in self._known]

@@ -52,15 +52,15 @@ def test_what_is_asked_for_is_written_without_secrets(tmp_path):
             resources = [{"resourceType": 2, "resourceName": "orders", "configs": configs}]
             await asks(client, broker, ALTER_CONFIGS, 2, 3, {"resources": resources})
             await asks(client, broker, HEARTBEAT, 4, 4)
-            told = await done(http, "/api/dump")
-            assert {"tables_from", "frames_from"} <= set(told)  # they have memory of their own
-            assert told["exchanges"] == 4 and told["frames"] == 8 and not told["left_out"]
+            result = await done(http, "/api/dump")
+            assert {"tables_from", "frames_from"} <= set(result)  # they have memory of their own
+            assert result["exchanges"] == 4 and result["frames"] == 8 and not result["left_out"]
             client.close()
             await broker.rest()
             broker.close()
             await here.until(lambda: here.relays == 0)
-            told = await done(http, "/api/dump")
-            found.append(Path(told["folder"]))
+            result = await done(http, "/api/dump")
+            found.append(Path(result["folder"]))
 
     found = []
     live(test(), 120)
@@ -201,7 +201,7 @@ def test_a_finding_is_new_until_it_has_been_there_a_look_before(tmp_path):
         trigger = FindingsTrigger(Flight(folder=tmp_path, findings_severity="warning"), operate)
         lag, note = Look("lag", "critical", "c", "x" * 999), Look("idle", "note", "c", "b")
         for look in ((), (note,), (note, lag), (lag,), (lag._replace(cluster="d"), lag), (), (lag,)):
-            await trigger.told(look)
+            await trigger.update(look)
 
     live(test())
     assert asked == ["critical lag: " + "x" * 200] * 3
@@ -224,7 +224,7 @@ def test_the_oldest_dumps_go(tmp_path):
             await here.until(lambda: here.server.relays.flight._is_dumping)
             assert "try again" in await done(http, "/api/dump", 409)
             third = [await second, await done(http, "/api/dump")]
-            made.extend(Path(told["folder"]).name for told in [first, *third])
+            made.extend(Path(each["folder"]).name for each in [first, *third])
 
     made = []
     live(test(), 120)
@@ -256,8 +256,8 @@ def test_a_worker_that_writes_a_dump_of_its_own_is_waited_for(tmp_path):
                 return [OPERATIONS[operation](worker, *arguments) for worker in workers]
 
         assert recorders[0].ask("20200101T000000.000Z-asked")
-        status, told = await Operator(Kproxy()).actions["dump"]({})
-        assert status == 200 and told["files"] == ["frames-worker-0.pcapng", "frames-worker-1.pcapng"]
+        status, result = await Operator(Kproxy()).actions["dump"]({})
+        assert status == 200 and result["files"] == ["frames-worker-0.pcapng", "frames-worker-1.pcapng"]
         assert recorders[0]._counts["asked"] == {"written": 2, "failed": 0, "skipped": 1}
         assert recorders[1]._counts["asked"] == {"written": 1, "failed": 0, "skipped": 0}
         for recorder in recorders:
@@ -272,9 +272,11 @@ def test_a_worker_that_writes_a_dump_of_its_own_is_waited_for(tmp_path):
 def test_a_dump_says_which_of_its_memories_was_too_small():
     """Tables of two workers, and frames that begin 40 s later since there are many bytes of them."""
     start = 1_700_000_000 * 10**9
-    told = [{"tables_from_ns": start + n * 10**9, "frames_from_ns": start + 40 * 10**9} for n in range(2)]
-    with_room = _windows([{**one, "frames_full": False, "tables_full": True} for one in told], Flight(folder="dumps"))
-    windows = _windows([{**told[0], "frames_full": True}, told[1]], Flight(folder="dumps"))
+    processes = [{"tables_from_ns": start + n * 10**9, "frames_from_ns": start + 40 * 10**9} for n in range(2)]
+    with_room = _windows(
+        [{**one, "frames_full": False, "tables_full": True} for one in processes], Flight(folder="dumps")
+    )
+    windows = _windows([{**processes[0], "frames_full": True}, processes[1]], Flight(folder="dumps"))
     assert with_room == {name: windows[name] for name in ("tables_from", "frames_from")}, "nothing had to make room"
     assert windows["tables_from"] == "2023-11-14T22:13:21.000Z" and windows["frames_from"] == "2023-11-14T22:14:00.000Z"
     assert windows["shorter"].startswith("frames begin 39.0 s later: [flight] frame_memory of 64 MiB")

@@ -274,7 +274,7 @@ class Parent:
         return self._shared.lags(cluster)
 
     def learned(self, cluster: str, lags: Lags, since_ns: int) -> None:
-        self._shared.told(cluster, lags, since_ns)
+        self._shared.keep_learned(cluster, lags, since_ns)
         self._spread_ends()
 
     def _spread_ends(self) -> None:
