@@ -130,16 +130,16 @@ def test_what_only_a_start_would_find(written, tmp_path):
         + cluster()
         + '[cluster.login]\nmechanism = "OAUTHBEARER"\ntoken_command = ["no-such-program"]\n'
     )
-    told = dict(check(file, {}).faults)
-    assert "it should be one word" in told["admin_token_file"]
-    assert told["audit"].endswith("is a folder: name a file in it")
-    assert told["default: login.token_command"] == "no-such-program is no program that this user may run"
+    faults = dict(check(file, {}).faults)
+    assert "it should be one word" in faults["admin_token_file"]
+    assert faults["audit"].endswith("is a folder: name a file in it")
+    assert faults["default: login.token_command"] == "no-such-program is no program that this user may run"
 
 
 def test_what_would_run_says_what_is_left_to_defaults(written):
     file = written("admin = 9600\n" + cluster() + '[[cluster.policy]]\naction = "allow"\ntopic = "a"\n')
-    told = "\n".join(runs(summary(check(file, {}).config)))
-    assert "1 rule, what none matches is denied" in told and "localhost:9600" in told
+    text = "\n".join(runs(summary(check(file, {}).config)))
+    assert "1 rule, what none matches is denied" in text and "localhost:9600" in text
 
 
 def test_what_a_start_would_log_is_a_warning_here_and_a_finding_of_the_doctor(written, tmp_path):
@@ -169,9 +169,9 @@ def test_logins_that_kproxy_checks_do_not_pass_through(written, tmp_path):
 
 def test_what_would_run_has_zookeeper(written):
     file = written(cluster() + '[[zookeeper]]\nname = "old"\nlisten = "localhost:2181"\nservers = ["zk-1:2181"]\n')
-    told = [line.split() for line in runs(summary(check(file, {}).config))]
-    at = told.index(["zookeeper", "old"])
-    assert told[at + 1 : at + 3] == [["listens", "at", "localhost:2181"], ["servers", "at", "zk-1:2181"]]
+    rows = [line.split() for line in runs(summary(check(file, {}).config))]
+    at = rows.index(["zookeeper", "old"])
+    assert rows[at + 1 : at + 3] == [["listens", "at", "localhost:2181"], ["servers", "at", "zk-1:2181"]]
 
 
 def test_rules_that_never_decide_are_refused(written):

@@ -72,8 +72,8 @@ def test_records_are_zeros_unless_they_are_asked_for(tmp_path):
     for records in (False, True):
         folder = tmp_path / str(records)
         folder.mkdir()
-        told = dump(sent(folder, said, records=records)[0])
-        assert told["exchanges"] == 10 and told["frames"] == 20 and not told["left_out"]
+        result = dump(sent(folder, said, records=records)[0])
+        assert result["exchanges"] == 10 and result["frames"] == 20 and not result["left_out"]
         data = (folder / "frames.pcapng").read_bytes()
         assert (VALUE in data) == records
         assert b"answered after 1.000 ms" in data and (b"records are zeros" in data) != records
@@ -84,12 +84,12 @@ def test_records_are_zeros_unless_they_are_asked_for(tmp_path):
 @pytest.mark.parametrize("seed", range(4))
 def test_exchanges_come_back_with_their_times_though_frames_are_cut(tmp_path, seed):
     said = dialogue(random.Random(seed), 40)
-    told = dump(sent(tmp_path, said)[0])
+    result = dump(sent(tmp_path, said)[0])
     rows = pq.read_table(tmp_path / "exchanges").to_pylist()
     same = ("number", "correlation_id", "api", "latency_ns", "request_bytes", "response_bytes")
     back = {tuple(row[name] for name in same) for row in exchanges(tmp_path / "frames.pcapng")}
     small = {tuple(row[name] for name in same) for row in rows if row["request_bytes"] < 60_000}
-    assert told["exchanges"] == 40 and len(small & back) >= len(small) - told["left_out"]
+    assert result["exchanges"] == 40 and len(small & back) >= len(small) - result["left_out"]
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -103,8 +103,8 @@ def test_damage_and_lost_beginnings_are_left_out(tmp_path, seed):
             data[chance.randrange(8, len(data))] = chance.randrange(256)
         damaged.append((side, bytes(data)))
     what, frames = sent(tmp_path, damaged, whole=bool(seed % 2))
-    told = dump(what)
-    assert told["frames"] >= 1
+    result = dump(what)
+    assert result["frames"] >= 1
     for frame in cut(frames.chunks):
         data, note = written(frame, allowance(), records=False)
         assert data == frame.data or note
@@ -116,8 +116,8 @@ def test_records_that_would_take_a_dump_all_its_time_cost_it_their_own_frames(tm
     for number in range(4):
         said += [(CLIENT, produced(number)), (BROKER, response(PRODUCE, 7, number))]
     said += [(CLIENT, request(HEARTBEAT, 4, 9)), (BROKER, response(HEARTBEAT, 4, 9))]
-    told = dump(sent(tmp_path, said)[0])
-    assert (told["exchanges"], told["frames"], told["left_out"]) == (5, 10, 2)
+    result = dump(sent(tmp_path, said)[0])
+    assert (result["exchanges"], result["frames"], result["left_out"]) == (5, 10, 2)
     data = (tmp_path / "frames.pcapng").read_bytes()
     assert VALUE not in data and data.count(b"holds more than kproxy unpacks for a dump") == 2
 
@@ -185,8 +185,8 @@ def test_records_of_the_controllers_own_topic_are_never_shown(shown):
         (59, 0, parts, False),
     ):
         data = response(key, version, 5, body)
-        told, _ = written(Frame(INFO, BROKER, 1, 1, len(data), data, (key, version), 5), allowance(), records=shown)
-        assert len(told) == len(data) and (VALUE in told) == is_shown
+        frame, _ = written(Frame(INFO, BROKER, 1, 1, len(data), data, (key, version), 5), allowance(), records=shown)
+        assert len(frame) == len(data) and (VALUE in frame) == is_shown
 
 
 def test_a_process_that_stands_still_ends_with_its_time(tmp_path, monkeypatch):

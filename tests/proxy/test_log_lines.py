@@ -34,13 +34,13 @@ def test_who_does_not_read_stops_nobody_and_hears_how_much_was_left_out():
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z WARNING kproxy\.x after", after)
     number = left_out = 0
     for line in lines:  # the pipe takes some while lines still come, so that they can be left out in several places
-        told = re.fullmatch(r"\((\d+) lines? were left out here: nobody read them\)", line)
-        if told is None:
+        notice = re.fullmatch(r"\((\d+) lines? were left out here: nobody read them\)", line)
+        if notice is None:
             assert int(line.split()[3]) == number
             number += 1
         else:
-            number += int(told[1])
-            left_out += int(told[1])
+            number += int(notice[1])
+            left_out += int(notice[1])
     assert number == 3 * MAX_WAITING
     assert handler.dropped == left_out > MAX_WAITING
 

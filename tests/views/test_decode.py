@@ -136,13 +136,13 @@ def test_what_workers_of_connect_and_members_of_streams_say_to_each_other():
     assert "assignment: ConnectAssignment v1\n" in output and 'leaderUrl: "http://one:8083/"' in output
     for field, name in (("topics", "SubscriptionInfo"), ("assignedPartitions", "AssignmentInfo")):
         kind = "Subscription" if field == "topics" else "Assignment"
-        told = encode_data(f"ConsumerProtocol{kind}", 1, {field: [], "userData": given[f"Streams{name}", 11]})
+        embedded = encode_data(f"ConsumerProtocol{kind}", 1, {field: [], "userData": given[f"Streams{name}", 11]})
         if kind == "Subscription":
             output = shown_request(
-                11, 5, {"protocolType": "consumer", "protocols": [{"name": "stream", "metadata": told}]}
+                11, 5, {"protocolType": "consumer", "protocols": [{"name": "stream", "metadata": embedded}]}
             )
         else:
-            output = shown_response(14, 3, {"assignment": told})
+            output = shown_response(14, 3, {"assignment": embedded})
         assert f"userData: Streams{name} v11\n" in output
         assert "processId: " in output or ("standbyPartitionsByHost: 3" in output and "topicGroupId 1001" in output)
 

@@ -141,7 +141,7 @@ def test_each_figure_is_what_its_command_answers(made):
         values = [[plain(value) for value in row.values()] for row in rows]
         columns = list(rows[0]) if rows else []
         assert {"columns": columns, "rows": values} in [
-            {"columns": figure["columns"], "rows": [list(map(told, row)) for row in figure["rows"]]}
+            {"columns": figure["columns"], "rows": [list(map(rounded, row)) for row in figure["rows"]]}
             for figure in known.values()
         ], command
         asked += 1
@@ -154,10 +154,10 @@ def plain(value):
         from datetime import datetime
 
         return round(datetime.fromisoformat(value).timestamp() * 1e6)
-    return told(value)
+    return rounded(value)
 
 
-def told(value):
+def rounded(value):
     return round(value, 9) if isinstance(value, float) else value
 
 
@@ -205,8 +205,8 @@ def test_both_stand_beside_each_other_in_each_section(made):
     assert "above 1, this one is slower" in sections["compared"]
     both = [json.loads(line) for line in asked("compare", place.parent / "other", "--with", place)]
     numbers = [[f"{row[name]:,}" if row[name] else "-" for name in ("b_exchanges", "exchanges")] for row in both]
-    told = {row["api"]: tuple(each) for row, each in zip(both, numbers, strict=True)}
-    assert len(counts) > 5 and counts.items() <= told.items()
+    comparison = {row["api"]: tuple(each) for row, each in zip(both, numbers, strict=True)}
+    assert len(counts) > 5 and counts.items() <= comparison.items()
     _, _, found = sections["findings"].partition("<h3>Beside")
     assert "only here" in found and "15 of 102 answers throttled" in found
 

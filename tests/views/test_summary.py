@@ -24,10 +24,10 @@ from tests.wire.playbook import request, response
 
 
 def quality(*kinds):
-    told = Quality()
+    result = Quality()
     for kind in kinds:
-        told.note(kind, 1)
-    return told
+        result.note(kind, 1)
+    return result
 
 
 def converted(tmp_path, *arguments):
@@ -81,16 +81,18 @@ def test_the_end_of_a_conversion_and_the_overview_say_the_same(tmp_path):
     alone = converted(other, captures.capture("k41_java_cluster"))[1]
     start = next(number for number, line in enumerate(lines) if "UTC" in line)
     assert lines[start : lines.index("", start)] == alone[start : alone.index("", start)]
-    told = json.loads(CliRunner().invoke(cli, ["analyze", "overview", str(other / "out"), "--format", "json"]).stdout)
-    for row in told["apis"][:4]:
+    overview = json.loads(
+        CliRunner().invoke(cli, ["analyze", "overview", str(other / "out"), "--format", "json"]).stdout
+    )
+    for row in overview["apis"][:4]:
         errors = f"{row['errors']:,} +" if row["errors"] else ""
         assert re.search(
             rf"^  {row['api']} +{row['exchanges']:,} +{errors}{re.escape(units.duration(row['p50_ns']))} ",
             result.stdout,
             re.M,
         ), row
-    assert re.search(rf"^brokers   .*{re.escape(told['brokers'][0]['broker'])}", result.stdout, re.M)
-    for row in told["errors"][:4]:
+    assert re.search(rf"^brokers   .*{re.escape(overview['brokers'][0]['broker'])}", result.stdout, re.M)
+    for row in overview["errors"][:4]:
         assert f"{answers.text('error', row['error'])} {row['api']} ×{row['exchanges']:,}" in result.stdout
 
 
@@ -206,8 +208,8 @@ def _of_no_kafka():
 @pytest.mark.parametrize(("name", "wire"), [*_of_no_kafka()], ids=lambda given: given if isinstance(given, str) else "")
 def test_no_option_is_advised_that_would_not_change_the_result(tmp_path, name, wire):
     """Who follows an advice sees another result; that keys decrypt TLS is tried where there are keys (test_decrypt)."""
-    told = wire.seen(tmp_path).quality
-    advice = verdict(told)
+    quality = wire.seen(tmp_path).quality
+    advice = verdict(quality)
     assert ("--port" in advice) == (name in ("another protocol", "too few bytes"))
     assert ("--key-log" in advice) == (name == "TLS") and "--zookeeper-port" not in advice
     assert ("speak HTTP" in advice) == (name == "HTTP") and ("carried a byte" in advice) == (name == "no byte")
@@ -245,8 +247,8 @@ def test_a_client_id_as_long_as_a_broker_takes_floods_no_screen(tmp_path):
     assert max(map(len, lines)) < 500
 
 
-@pytest.mark.parametrize(("tries", "port", "told"), [(3, 9092, "unanswered"), (0, 9092, ""), (3, 9099, "")])
-def test_a_client_whose_host_tries_the_broker_again_in_vain_missed_the_answer(tmp_path, tries, port, told):
+@pytest.mark.parametrize(("tries", "port", "error"), [(3, 9092, "unanswered"), (0, 9092, ""), (3, 9099, "")])
+def test_a_client_whose_host_tries_the_broker_again_in_vain_missed_the_answer(tmp_path, tries, port, error):
     """As behind a broker that was killed: no request of the client follows, so only its connects show that it waits."""
     wire = Wire().shake().send(0, request(HEARTBEAT, 4, 1)).send(1, flags=RST | ACK)
     for number in range(tries):
@@ -257,7 +259,7 @@ def test_a_client_whose_host_tries_the_broker_again_in_vain_missed_the_answer(tm
     path.write_bytes(packet.pcap([(number * 10**6, data) for number, data in enumerate(wire.packets)]))
     _, lines = converted(tmp_path, path)
     (errors,) = (line for line in lines if line.startswith("errors"))
-    assert errors == f"errors    {told or 'no answer, the broker closed the connection'} Heartbeat ×1"
+    assert errors == f"errors    {error or 'no answer, the broker closed the connection'} Heartbeat ×1"
 
 
 @pytest.mark.parametrize("opens", (True, False))

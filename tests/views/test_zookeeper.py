@@ -18,11 +18,14 @@ def run(*arguments):
 
 def test_every_change_that_zookeeper_logged_is_shown():
     capture = DATA / "k0102_zkgroup_a.pcap.zst"
-    told = [json.loads(line) for line in run(capture, "--json").splitlines()]
+    operations = [json.loads(line) for line in run(capture, "--json").splitlines()]
     ops = ("create", "delete", "setData")
-    changed = {each["zxid"] for each in told if each["op"] in ops and each["error"] == "OK"}
+    changed = {each["zxid"] for each in operations if each["op"] in ops and each["error"] == "OK"}
     assert changed == {line.zxid for line in log() if line.op in ops}
-    assert {each["type"] for each in told if each["op"] == "notification"} >= {"NodeChildrenChanged", "NodeDeleted"}
+    assert {each["type"] for each in operations if each["op"] == "notification"} >= {
+        "NodeChildrenChanged",
+        "NodeDeleted",
+    }
     text = run(capture)
     assert "notification  NodeChildrenChanged /consumers/legacy/ids" in text
     assert "passwd" not in text

@@ -443,9 +443,13 @@ def test_pushes_of_metrics_are_offered_before_the_login_and_taken_after_it(
                 await client.send(request(SUBSCRIPTIONS, 0, 7, {}))
                 assert codec.decode_request((await broker.frame())[4:])[0]["requestApiKey"] == SUBSCRIPTIONS
             else:
-                told = await asked(client, SUBSCRIPTIONS, 0, {}, 7)
-                instance = told["clientInstanceId"]
-                push = {"clientInstanceId": instance, "subscriptionId": told["subscriptionId"], "metrics": PUSHED}
+                subscription = await asked(client, SUBSCRIPTIONS, 0, {}, 7)
+                instance = subscription["clientInstanceId"]
+                push = {
+                    "clientInstanceId": instance,
+                    "subscriptionId": subscription["subscriptionId"],
+                    "metrics": PUSHED,
+                }
                 assert (await asked(client, 72, 0, push, 8))["errorCode"] == 0
                 (cells,) = here.server.metrics.clusters.values()
                 assert cells.pushes is not None

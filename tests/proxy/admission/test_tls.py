@@ -263,7 +263,7 @@ def test_towards_brokers_alone_with_a_certificate_of_kproxy(authority):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told", "result"),
+    ("settings", "reason", "result"),
     [
         ({}, r"its certificate is not signed by the system's CAs", "certificate"),
         ({"ca": True}, r"its certificate is not for '127.0.0.1': .*server_name", "name"),
@@ -273,7 +273,7 @@ def test_towards_brokers_alone_with_a_certificate_of_kproxy(authority):
         (None, r"speaks TLS: .*\[cluster.upstream_tls\]", None),
     ],
 )
-def test_what_is_wrong_with_a_brokers_tls_is_told_by_ready(settings, told, result, authority):
+def test_what_is_wrong_with_a_brokers_tls_is_told_by_ready(settings, reason, result, authority):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority.other_name().certificate, authority.other_name().key)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -304,7 +304,7 @@ def test_what_is_wrong_with_a_brokers_tls_is_told_by_ready(settings, told, resul
             tables = {"upstream_tls": UpstreamTls(**known)}
         serving = asyncio.create_task(serve(broker))
         async with kproxy(broker, wait=False, cluster=tables) as here:
-            await here.until(lambda: re.search(told, "".join(here.server.not_ready())))
+            await here.until(lambda: re.search(reason, "".join(here.server.not_ready())))
             assert result is None or results(here, "broker").keys() == {result}
         serving.cancel()
 

@@ -86,7 +86,7 @@ class Settings:
     def process(self, **variables: str) -> Any:
         return kproxy_process(self.file, self.port + 1, **variables)
 
-    async def told(self) -> dict[int, int]:
+    async def advertised_ports(self) -> dict[int, int]:
         """Node id -> port, as a client learns it."""
         client = await Wire.dial(self.port)
         await client.send(request(METADATA, 12, 5))
@@ -95,13 +95,13 @@ class Settings:
         assert all(each["host"] == HOST for each in body["brokers"])
         return {each["nodeId"]: each["port"] for each in body["brokers"]}
 
-    async def told_and_right(self) -> dict[int, int]:
+    async def checked_ports(self) -> dict[int, int]:
         """The same, after a request to each port has reached that very broker."""
-        told = await self.told()
-        for node_id, port in told.items():
+        advertised_ports = await self.advertised_ports()
+        for node_id, port in advertised_ports.items():
             if port:
                 assert await who(port) == node_id
-        return told
+        return advertised_ports
 
 
 async def who(port: int) -> int:
@@ -282,18 +282,18 @@ def test_a_reload_that_declares_an_id_gives_it_the_declared_port(tmp_path, worke
             await kproxy.ready()
 
         async with settings.process() as kproxy:
-            assert await settings.told_and_right() == {7: base, LARGE: base + 1}
+            assert await settings.checked_ports() == {7: base, LARGE: base + 1}
             await reload(kproxy, declared)
-            assert await settings.told_and_right() == {7: base + 10, LARGE: base + 1}
+            assert await settings.checked_ports() == {7: base + 10, LARGE: base + 1}
         async with settings.process() as kproxy:
             nodes.add(3)
-            assert await settings.told_and_right() == {3: base, 7: base + 10, LARGE: base + 1}
+            assert await settings.checked_ports() == {3: base, 7: base + 10, LARGE: base + 1}
             await reload(kproxy, "")
-            assert await settings.told_and_right() == {3: base, 7: base + 2, LARGE: base + 1}
+            assert await settings.checked_ports() == {3: base, 7: base + 2, LARGE: base + 1}
         settings.more = declared
         settings.write()  # the file of ports has another one
         async with settings.process():
-            assert await settings.told_and_right() == {3: base, 7: base + 10, LARGE: base + 1}
+            assert await settings.checked_ports() == {3: base, 7: base + 10, LARGE: base + 1}
 
     live(test(), TIMEOUT_S)
 
@@ -330,13 +330,13 @@ def test_large_ids_have_ports_that_outlive_restarts_reloads_and_upgrades(tmp_pat
         base = settings.base
         expected = {7: base, LARGE: base + 1, 2**31 - 1: base + 2}
         async with settings.process():
-            assert await settings.told_and_right() == expected
+            assert await settings.checked_ports() == expected
             nodes.add(3)  # a lower id than the others, so that order alone would give others
             expected[3] = base + 3
-            assert await settings.told_and_right() == expected
+            assert await settings.checked_ports() == expected
             await until(lambda: asyncio.to_thread(lambda: "3" in json.loads(settings.ports_file.read_text())["ports"]))
         async with settings.process() as kproxy:
-            assert await settings.told_and_right() == expected
+            assert await settings.checked_ports() == expected
 
             settings.count, settings.more = 6, "read_only = true\n"
             settings.write()
@@ -347,15 +347,15 @@ def test_large_ids_have_ports_that_outlive_restarts_reloads_and_upgrades(tmp_pat
             settings.write()
             assert (await kproxy.json("/api/reload", post=True))["outcome"] == "applied"
             await kproxy.ready()
-            assert await settings.told_and_right() == expected
+            assert await settings.checked_ports() == expected
             nodes.add(1)
             expected[1] = base + 4
-            assert await settings.told_and_right() == expected
+            assert await settings.checked_ports() == expected
             await upgraded(kproxy)
-            assert await settings.told_and_right() == expected
+            assert await settings.checked_ports() == expected
             nodes.add(2)
             expected[2] = base + 5
-            assert await settings.told_and_right() == expected
+            assert await settings.checked_ports() == expected
 
     live(test(), TIMEOUT_S)
 
@@ -368,14 +368,14 @@ def test_without_a_file_an_upgrade_keeps_ports_and_a_restart_gives_them_by_order
         base = settings.base
         for _ in range(2):
             async with settings.process():
-                assert await settings.told_and_right() == {7: base, LARGE: base + 1}
+                assert await settings.checked_ports() == {7: base, LARGE: base + 1}
         async with settings.process() as kproxy:
             nodes.add(3)
-            assert await settings.told_and_right() == {7: base, LARGE: base + 1, 3: base + 2}
+            assert await settings.checked_ports() == {7: base, LARGE: base + 1, 3: base + 2}
             await upgraded(kproxy)
-            assert await settings.told_and_right() == {7: base, LARGE: base + 1, 3: base + 2}
+            assert await settings.checked_ports() == {7: base, LARGE: base + 1, 3: base + 2}
         async with settings.process():
-            assert await settings.told_and_right() == {3: base, 7: base + 1, LARGE: base + 2}
+            assert await settings.checked_ports() == {3: base, 7: base + 1, LARGE: base + 2}
         assert not settings.ports_file.exists()
 
     live(test(), TIMEOUT_S)
@@ -393,14 +393,14 @@ def test_a_new_broker_gets_the_first_port_that_no_other_program_holds(tmp_path, 
                 held.listen()
             async with settings.process() as kproxy:
                 nodes.add(LARGE)
-                assert await settings.told_and_right() == {7: base, LARGE: base + 2}
+                assert await settings.checked_ports() == {7: base, LARGE: base + 2}
                 text = (
                     f"broker {LARGE} gets port {base + 2} of the range, since port {base + 1} cannot be bound: another"
                 )
                 await kproxy.says(text)
                 assert (await kproxy.get("/ready"))[0] == 200
                 nodes.add(LARGE + 1)  # the two free ports are in use
-                assert (await settings.told())[LARGE + 1] == base + 1
+                assert (await settings.advertised_ports())[LARGE + 1] == base + 1
 
                 async def is_refused() -> bool:
                     code, text = await kproxy.get("/ready")
@@ -408,7 +408,7 @@ def test_a_new_broker_gets_the_first_port_that_no_other_program_holds(tmp_path, 
 
                 await until(is_refused)
         async with settings.process():  # the ports are free now, and what clients know stays
-            assert await settings.told_and_right() == {7: base, LARGE: base + 2, LARGE + 1: base + 1}
+            assert await settings.checked_ports() == {7: base, LARGE: base + 2, LARGE + 1: base + 1}
 
     live(test(), TIMEOUT_S)
 
@@ -420,7 +420,7 @@ def test_a_port_passes_on_once_its_broker_is_gone_and_nobody_is_connected(tmp_pa
         settings = Settings(tmp_path, nodes, count=2, workers=workers)
         base = settings.base
         async with settings.process(**patience(tmp_path, 0.5)) as kproxy:
-            assert await settings.told_and_right() == {LARGE: base, LARGE + 1: base + 1}
+            assert await settings.checked_ports() == {LARGE: base, LARGE + 1: base + 1}
             stays = await Wire.dial(base + 1)
             await stays.send(request(HEARTBEAT, 4, 1))
             await stays.frame()
@@ -437,14 +437,17 @@ def test_a_port_passes_on_once_its_broker_is_gone_and_nobody_is_connected(tmp_pa
                 in text
             )
             assert "raise port_count" in text
-            assert await settings.told() == {LARGE: base, LARGE + 2: 0}
+            assert await settings.advertised_ports() == {LARGE: base, LARGE + 2: 0}
             assert await kproxy.metric('kproxy_unbound_brokers_total{cluster="default"}') >= 1
             until_s = time.monotonic() + 1.0  # longer than the time after which it counts as gone
             while time.monotonic() < until_s:
-                assert await settings.told() == {LARGE: base, LARGE + 2: 0}  # somebody is connected to its port
+                assert await settings.advertised_ports() == {
+                    LARGE: base,
+                    LARGE + 2: 0,
+                }  # somebody is connected to its port
             stays.close()
             await kproxy.ready()
-            assert await settings.told_and_right() == {LARGE: base, LARGE + 2: base + 1}
+            assert await settings.checked_ports() == {LARGE: base, LARGE + 2: base + 1}
             assert any("is now broker" in line for line in kproxy.lines)
 
             async def is_folded() -> bool:
@@ -455,12 +458,12 @@ def test_a_port_passes_on_once_its_broker_is_gone_and_nobody_is_connected(tmp_pa
             labels = 'broker="other",cluster="default",listener="broker-other"'
             assert await kproxy.metric(f"kproxy_connections_total{{{labels}}}") == 2
             nodes.named |= {LARGE + 1}  # it comes back, and has lost its port
-            assert await settings.told() == {LARGE: base, LARGE + 1: 0, LARGE + 2: base + 1}
+            assert await settings.advertised_ports() == {LARGE: base, LARGE + 1: 0, LARGE + 2: base + 1}
             settings.count = 3
             settings.write()
             assert (await kproxy.json("/api/reload", post=True))["outcome"] == "applied"
             await kproxy.ready()
-            assert await settings.told_and_right() == {LARGE: base, LARGE + 1: base + 2, LARGE + 2: base + 1}
+            assert await settings.checked_ports() == {LARGE: base, LARGE + 1: base + 2, LARGE + 2: base + 1}
 
     live(test(), TIMEOUT_S)
 
@@ -471,7 +474,7 @@ def test_a_file_that_is_not_ours_is_left_as_it_is(tmp_path):
         settings = Settings(tmp_path, nodes)
         settings.ports_file.write_text("somebody's notes")
         async with settings.process() as kproxy:
-            assert await settings.told_and_right() == {7: settings.base, LARGE: settings.base + 1}
+            assert await settings.checked_ports() == {7: settings.base, LARGE: settings.base + 1}
             line = await kproxy.says("is not used")
             assert f"ports_file {settings.ports_file} is not used: it is no JSON" in line
             assert "remove it or name another" in line

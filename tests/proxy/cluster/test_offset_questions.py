@@ -28,8 +28,8 @@ class Broker:
         self.asked.append(asked)
         self.versions.add(version)
         answer = {METADATA: self.metadata, FIND_COORDINATOR: self.coordinator, LIST_OFFSETS: self.ends}
-        told = answer.get(key, self.offsets)(asked)
-        return codec.decode_response(response(key, version, 1, told)[4:], key, version)[1]
+        reply = answer.get(key, self.offsets)(asked)
+        return codec.decode_response(response(key, version, 1, reply)[4:], key, version)[1]
 
     def metadata(self, asked):
         assert asked["allowAutoTopicCreation"] is False

@@ -34,8 +34,8 @@ TOKENS = 'mechanisms = ["OAUTHBEARER"]\njwks_file = "keys"\nissuer = "i"\naudien
     ],
 )
 def test_what_is_missing_or_too_much(tmp_path: Path, settings: str, said: str) -> None:
-    told = faults(tmp_path, f"[cluster.authentication]\n{settings}")
-    assert said in told and "authentication" in told and "hunter2" not in told
+    message = faults(tmp_path, f"[cluster.authentication]\n{settings}")
+    assert said in message and "authentication" in message and "hunter2" not in message
 
 
 def test_tokens_without_an_audience_need_clients_that_are_allowed(tmp_path: Path) -> None:

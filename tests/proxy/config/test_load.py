@@ -228,9 +228,9 @@ def test_a_setting_of_a_cluster_at_the_top_of_the_file_is_shown_its_place(tmp_pa
     file = written(tmp_path, 'listen = "h:9092"\nlisten_on = 1\n[[cluster]]\nlisten = "h:9092"\nbootstrap = ["b:9092"]')
     with pytest.raises(ConfigError) as caught:
         load(file)
-    told = dict(caught.value.faults)
-    assert told[f"{file}: listen"].startswith("belongs in [[cluster]]")
-    assert told[f"{file}: listen_on"].startswith("no such setting")
+    faults = dict(caught.value.faults)
+    assert faults[f"{file}: listen"].startswith("belongs in [[cluster]]")
+    assert faults[f"{file}: listen_on"].startswith("no such setting")
 
 
 def test_a_file_without_clusters_is_shown_where_its_settings_belong_and_nothing_that_is_there_is_missing(tmp_path):
@@ -306,10 +306,10 @@ def test_mistyped_variables_are_faults_and_those_of_kubernetes_are_not():
     flags = {"listen": "h:9092", "bootstrap": "b:9092"}
     with pytest.raises(ConfigError) as caught:
         load(None, {"KPROXY_BOOSTRAP": "b:9092", "KPROXY_X": "1", "KPROXYX": "1", "KPROXY_ADMIN_PORT": "9600"}, flags)
-    told = dict(caught.value.faults)
-    assert told["KPROXY_BOOSTRAP"] == "no such setting; did you mean KPROXY_BOOTSTRAP?"
-    assert "KPROXY_MAX_CONNECTIONS" in told["KPROXY_X"]
-    assert told.keys() == {"KPROXY_BOOSTRAP", "KPROXY_X", "KPROXY_ADMIN_PORT"}
+    faults = dict(caught.value.faults)
+    assert faults["KPROXY_BOOSTRAP"] == "no such setting; did you mean KPROXY_BOOTSTRAP?"
+    assert "KPROXY_MAX_CONNECTIONS" in faults["KPROXY_X"]
+    assert faults.keys() == {"KPROXY_BOOSTRAP", "KPROXY_X", "KPROXY_ADMIN_PORT"}
     # What every container of a namespace gets where a Service is called kproxy, and one kproxy-admin.
     service = {}
     for name in ("KPROXY", "KPROXY_ADMIN"):

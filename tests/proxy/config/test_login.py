@@ -55,11 +55,11 @@ def test_logins_as_they_are_written(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_told_with_its_mend_and_without_secrets(tmp_path: Path, settings: str, said: str) -> None:
-    told = faults(tmp_path, f"[cluster.login]\n{settings}")
-    assert said in told and "login" in told
-    assert "hunter2" not in told or "mechanism" in said
+    message = faults(tmp_path, f"[cluster.login]\n{settings}")
+    assert said in message and "login" in message
+    assert "hunter2" not in message or "mechanism" in said
 
 
 def test_a_secret_in_the_place_of_a_table_is_not_repeated(tmp_path: Path) -> None:
-    told = faults(tmp_path, 'login = "alice:hunter2"\n')
-    assert "login" in told and "hunter2" not in told
+    message = faults(tmp_path, 'login = "alice:hunter2"\n')
+    assert "login" in message and "hunter2" not in message

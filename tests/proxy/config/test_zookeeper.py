@@ -48,9 +48,9 @@ def test_several_listeners_and_none(tmp_path):
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(tmp_path, text, process, words):
-    with pytest.raises(ConfigError, match="zookeeper") as told:
+    with pytest.raises(ConfigError, match="zookeeper") as caught:
         loaded(tmp_path, text, process)
-    assert words in str(told.value)
+    assert words in str(caught.value)
 
 
 def test_it_stands_beside_a_cluster(tmp_path):

@@ -62,10 +62,10 @@ def replaced(value):
 
 def check_addresses(api_key, version, frame):
     header, body = codec.decode_response(frame, api_key, version)
-    told = []
+    learned = []
 
     def advertise(node_id, host, port):
-        told.append((node_id, host, port))
+        learned.append((node_id, host, port))
         return ours(node_id, host, port)
 
     changed = rewrite_addresses(api_key, version, sized(frame), advertise)
@@ -74,7 +74,7 @@ def check_addresses(api_key, version, frame):
         assert expected == body
     else:
         assert codec.decode_response(unsized(changed), api_key, version) == (header, expected)
-        assert told
+        assert learned
 
 
 @each(("api_key", "version", "frame"), responses(ADDRESS_CARRIERS))

@@ -22,7 +22,7 @@ from kproxy.proxy.sockets.listeners import Listener
 from tests.proxy.live import HOST, Broker, Live, Wire, behind_kproxy, free_ports, kproxy, live, request, response
 
 
-async def told(
+async def advertised(
     client: Wire, broker: Wire, brokers: list[dict[str, Any]], version: int = 12
 ) -> dict[int, tuple[str, int]]:
     """Node id -> address, as a client learns it from a Metadata answer that names these."""
@@ -51,7 +51,7 @@ def test_every_broker_is_behind_its_own_port():
         other = Broker(2)
         async with kproxy() as here:
             client, broker = await here.connect()
-            addresses = await told(client, broker, [node(1, here.broker.port), node(2, other.port)])
+            addresses = await advertised(client, broker, [node(1, here.broker.port), node(2, other.port)])
             assert addresses == {1: (HOST, here.port + 2), 2: (HOST, here.port + 3)}
             assert await is_connected(here, addresses[1][1], here.broker)
             assert await is_connected(here, addresses[2][1], other)  # bound before the answer left
@@ -100,11 +100,11 @@ def test_a_broker_that_moves_keeps_its_port():
         old, new = Broker(2), Broker(2)
         async with kproxy() as here:
             client, broker = await here.connect()
-            first = await told(client, broker, [node(2, old.port)])
+            first = await advertised(client, broker, [node(2, old.port)])
             assert await is_connected(here, first[2][1], old)
-            assert await told(client, broker, [node(2, new.port)]) == first
+            assert await advertised(client, broker, [node(2, new.port)]) == first
             assert await is_connected(here, first[2][1], new)
-            assert await told(client, broker, [node(1, here.broker.port)])  # broker 2 has gone
+            assert await advertised(client, broker, [node(1, here.broker.port)])  # broker 2 has gone
             new.close()
             client = await Wire.dial(first[2][1])  # the port stays; behind it there is nobody
             assert await client.rest() == b""
@@ -122,7 +122,7 @@ def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
             client, broker = await here.connect()
             expected = {2: (HOST, here.port + 3)}
             both = expected | {3: (HOST, here.port + 4)}
-            assert await told(client, broker, [node(2, here.broker.port), node(3, here.broker.port)]) == both
+            assert await advertised(client, broker, [node(2, here.broker.port), node(3, here.broker.port)]) == both
             assert here.counted.unbound == 2
             await asyncio.sleep(0)
             ports = here.server.clusters[0]._ports
@@ -131,11 +131,11 @@ def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
             other.close()
             await here.until(lambda: 2 in here.server.clusters[0].brokers)  # tried again
             await here.until(lambda: str(ports).endswith(f"3:{here.port + 4}"))
-            assert await told(client, broker, [node(2, here.broker.port)]) == expected
+            assert await advertised(client, broker, [node(2, here.broker.port)]) == expected
             assert here.counted.unbound == 2
             assert not any("no port stands" in reason for reason in here.server.not_ready())
             high = [node(70000 + number, here.broker.port) for number in range(2)]
-            assert await told(client, broker, high) == {70000: (HOST, 0), 70001: (HOST, 0)}
+            assert await advertised(client, broker, high) == {70000: (HOST, 0), 70001: (HOST, 0)}
             assert "cluster default: no port stands for brokers 70000,70001: declare them in [[cluster.brokers]]" in (
                 here.server.not_ready()
             )
@@ -156,7 +156,7 @@ def test_a_port_that_another_cluster_has_is_not_said_to_be_another_programs(capl
         async with kproxy() as here:
             other = Listener(here.server.relays.worker.gate, [HOST], here.port + 3, 1, lambda *_: None, "other/7")
             client, broker = await here.connect()
-            await told(client, broker, [node(2, here.broker.port)])
+            await advertised(client, broker, [node(2, here.broker.port)])
             await here.until(lambda: "tried again" in caplog.text)
             other.close()
 
@@ -174,7 +174,7 @@ def test_ports_never_use_descriptors_that_are_set_aside_for_others(caplog):
             gate.max_sockets = gate.sockets + 3
             client, broker = await here.connect()
             named = [node(node_id, here.broker.port) for node_id in range(1, 1001)]
-            addresses = await told(client, broker, named)
+            addresses = await advertised(client, broker, named)
             assert len(addresses) == 1000
             assert set(here.server.clusters[0].brokers) == {1, 2, 3, 4}
             assert here.counted.unbound == 996
@@ -193,7 +193,7 @@ def test_an_answer_cannot_make_kproxy_open_any_number_of_ports(monkeypatch, capl
         async with kproxy() as here:
             client, broker = await here.connect()
             named = [node(node_id, here.broker.port) for node_id in range(1, 6)]
-            addresses = await told(client, broker, named)
+            addresses = await advertised(client, broker, named)
             assert addresses == {node_id: (HOST, here.port + 1 + node_id) for node_id in range(1, 6)}
             assert set(here.server.clusters[0].brokers) == {1, 2, 3}
             assert here.counted.unbound == 2
@@ -242,7 +242,7 @@ def test_kproxy_does_not_dial_itself(caplog):
             # by what it tells clients, and by where the name leads
             for node_id, host in ((2, HOST), (3, "localhost")):
                 port = here.port + 1 + node_id
-                await told(client, broker, [node(node_id, port, host)])
+                await advertised(client, broker, [node(node_id, port, host)])
                 lost = await Wire.dial(port)
                 assert await lost.rest() == b""
 
@@ -256,7 +256,7 @@ def test_sidecar_binds_one_port_and_dials_one_broker():
         port = free_ports(3)
         async with kproxy(route="sidecar", port=port, advertise="broker-{id}.pod:19092") as here:
             client, broker = await here.connect()
-            addresses = await told(client, broker, [node(1, 9092), node(2, 9092)])
+            addresses = await advertised(client, broker, [node(1, 9092), node(2, 9092)])
             assert addresses == {1: ("broker-1.pod", 19092), 2: ("broker-2.pod", 19092)}
             assert not here.server.clusters[0].brokers
             assert here.counted.brokers == {"1"}  # it knows beside whom it is
@@ -368,7 +368,7 @@ def test_an_upstream_that_is_no_broker_is_named_and_asked_again(answer, reason):
 async def test_an_answer_that_names_no_broker_closes_no_door(here, client, broker):
     """KIP-1102: Metadata 13 may say no more than an error; the bootstrap must live for ever, and so do the others."""
 
-    addresses = await told(client, broker, [node(1, here.broker.port)])
+    addresses = await advertised(client, broker, [node(1, here.broker.port)])
     await client.send(request(METADATA, 13, 6))
     await broker.frame()
     refusal = response(METADATA, 13, 6, {"errorCode": 129})
@@ -393,7 +393,7 @@ def test_two_in_a_row():
                 await inner.until(lambda: not outer.not_ready())
                 client = await Wire.dial(port)
                 broker = await inner.broker.accept()
-                assert await told(client, broker, [node(1, inner.broker.port)]) == {1: (HOST, port + 2)}
+                assert await advertised(client, broker, [node(1, inner.broker.port)]) == {1: (HOST, port + 2)}
                 client = await Wire.dial(port + 2)
                 message = request(12, 4, 9)
                 await client.send(message)
@@ -514,7 +514,7 @@ async def test_while_it_drains_no_port_opens(here, client, broker):
     with socket.socket() as taken:
         taken.bind((HOST, here.port + 4))
         taken.listen()
-        await told(client, broker, [node(3, here.broker.port)])
+        await advertised(client, broker, [node(3, here.broker.port)])
         await client.send(request(METADATA, 12, 5))
         await broker.frame()
         stopping = asyncio.create_task(here.server.stop())
@@ -605,14 +605,14 @@ def test_names_are_resolved_without_stopping_the_others(monkeypatch):
         async with kproxy() as here:
             loop = asyncio.get_running_loop()
             client, broker = await here.connect()
-            await told(client, broker, [node(2, here.broker.port, "localhost")])
+            await advertised(client, broker, [node(2, here.broker.port, "localhost")])
             assert await is_connected(here, here.port + 3, here.broker)
-            await told(client, broker, [node(2, here.broker.port, "no-such-host.invalid")])
+            await advertised(client, broker, [node(2, here.broker.port, "no-such-host.invalid")])
             lost = loop.create_task((await Wire.dial(here.port + 3)).rest())
-            assert await told(client, broker, [node(1, here.broker.port)])
+            assert await advertised(client, broker, [node(1, here.broker.port)])
             assert await lost == b""
             for nonsense in (node(2, -1), node(2, 70000), node(2, 9092, "h" * 300), node(2, 9092, "\0")):
-                await told(client, broker, [nonsense])
+                await advertised(client, broker, [nonsense])
                 assert await (await Wire.dial(here.port + 3)).rest() == b""
             assert here.counted.disconnects["unreachable"] == 5
 

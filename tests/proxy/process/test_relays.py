@@ -14,7 +14,7 @@ from kproxy.proxy.process.changing.changes import Changes
 from kproxy.proxy.relay.compiled import CHOICE
 from tests.native import lend_at_once, needs_core
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live
-from tests.proxy.process.test_cluster import node, told
+from tests.proxy.process.test_cluster import advertised, node
 from tests.wire.playbook import request, response
 
 TAKES_HEADERS = {"accept_proxy_protocol": True, "trusted_proxies": (ip_network(HOST),)}
@@ -105,12 +105,12 @@ def test_connections_to_a_former_cluster_do_not_tell_where_brokers_of_the_next_o
             relays.replace_clusters(new, Changes(changed={name: ("bootstrap",)}, drained=(name,)))
             (following,) = relays.clusters
             nodes = [node(1, here.broker.port), node(2, here.broker.port)]
-            addresses = await told(client, broker, nodes)
+            addresses = await advertised(client, broker, nodes)
             assert addresses == {1: (HOST, here.port + 2), 2: (HOST, here.port + 3)}
             assert following.routes.upstreams == {}
             await latter.answer_kproxy()
             await here.until(lambda: following.routes.upstreams)
-            assert await told(client, broker, nodes) == addresses
+            assert await advertised(client, broker, nodes) == addresses
             assert following.routes.upstreams == {1: Address(HOST, latter.port)}
             client.close()
             broker.close()

@@ -771,9 +771,9 @@ async def test_brokers_behind_a_large_answer_are_hidden_at_constant_size(here, c
     await broker.send(answer)
     heard = await client.frame()
     assert len(heard) == len(answer)
-    _, told = codec.decode_response(heard[4:], FETCH, 16)
-    assert "nodeEndpoints" not in told
-    assert told["responses"][0]["partitions"][0]["records"] == b"r" * 500_000
+    _, body = codec.decode_response(heard[4:], FETCH, 16)
+    assert "nodeEndpoints" not in body
+    assert body["responses"][0]["partitions"][0]["records"] == b"r" * 500_000
     assert here.counted.neutralised == {"Fetch": 1}
     assert not here.counted.rewritten and not here.counted.unbound and not here.counted.faults
 

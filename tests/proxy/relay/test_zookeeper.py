@@ -207,11 +207,11 @@ def test_what_a_client_leaves_behind_is_read_in_turns_or_given_up(room, slices, 
 
 
 def test_what_a_client_leaves_unanswered_is_told_in_turns_and_all_of_it():
-    told = []
+    reported = []
 
     class Told(Stage):
         def take(self, relay, events):
-            told.append(len(events))
+            reported.append(len(events))
             super().take(relay, events)
 
     async def play():
@@ -225,7 +225,7 @@ def test_what_a_client_leaves_unanswered_is_told_in_turns_and_all_of_it():
             return stage
 
     stage = asyncio.run(play())
-    assert sum(told) == len(stage.events) == 1000 and max(told) <= module.CLOSED_OPERATIONS
+    assert sum(reported) == len(stage.events) == 1000 and max(reported) <= module.CLOSED_OPERATIONS
     assert (stage.room.lent, len(stage.ended)) == (0, 1)
 
 
@@ -314,8 +314,8 @@ def test_a_drain_waits_for_the_answer_that_is_due():
             stage.relay.finish()
             await asyncio.sleep(0.05)
             assert not stage.ended
-            told = len(answer).to_bytes(4) + answer
-            assert await stage.send(1, told) == told
+            frame = len(answer).to_bytes(4) + answer
+            assert await stage.send(1, frame) == frame
             assert await asyncio.wait_for(stage.ends[0][0].read(), 10) == b""
 
     asyncio.run(play())

@@ -21,10 +21,10 @@ def ends(**handlers):
 def test_messages_come_whole_and_in_order_however_long_they_are():
     async def test():
         found = []
-        channel, _, ended = ends(told=lambda *values: found.append(values))
+        channel, _, ended = ends(message=lambda *values: found.append(values))
         sizes = [0, 1, PACKET_BYTES - 100, PACKET_BYTES, PACKET_BYTES + 1, 5_000_000, 3]
         for number, size in enumerate(sizes):
-            channel.send("told", number, bytes(size))
+            channel.send("message", number, bytes(size))
         while channel.is_behind:  # noqa: ASYNC110 - as a worker does at its end
             await asyncio.sleep(0.001)
         channel.close()
@@ -85,7 +85,7 @@ def test_a_reply_can_be_waited_for_without_the_loop_and_nothing_is_lost_meanwhil
     async def test():
         ours, theirs = pair()
         found = []
-        channel = Channel(ours, {"told": found.append}, lambda: None)
+        channel = Channel(ours, {"message": found.append}, lambda: None)
 
         def other():
             async def answers():
@@ -93,13 +93,13 @@ def test_a_reply_can_be_waited_for_without_the_loop_and_nothing_is_lost_meanwhil
 
                 def asked(value):
                     for number in range(100):
-                        there.send("told", number)
+                        there.send("message", number)
                     asyncio.get_running_loop().call_later(0.05, done.set)
                     return value + 1
 
                 there = Channel(theirs, {"asked": asked}, done.set)
                 await done.wait()
-                there.send("told", "last")
+                there.send("message", "last")
                 there.close()
 
             asyncio.run(answers())
@@ -128,11 +128,11 @@ def test_an_end_is_seen_behind_all_that_was_said_though_not_all_was_read(sends):
     async def test():
         ours, theirs = pair()
         found, ended = [], asyncio.Event()
-        channel = Channel(ours, {"told": found.append}, ended.set)
+        channel = Channel(ours, {"message": found.append}, ended.set)
         channel.send("unread")
         other = Channel(theirs, {}, lambda: None)
         for number in range(150):
-            other.send("told", number)
+            other.send("message", number)
         assert not other.is_behind
         if sends:  # in the turn in which the loop has already been told
             here, there = socket.socketpair()
@@ -153,9 +153,9 @@ def test_an_end_is_seen_behind_all_that_was_said_though_not_all_was_read(sends):
 def test_a_message_that_cannot_be_handled_keeps_no_other_from_its_turn():
     async def test():
         found = []
-        channel, _, _ = ends(told=found.append, broken=lambda value: 1 // value)
+        channel, _, _ = ends(message=found.append, broken=lambda value: 1 // value)
         channel.send("broken", 0)
-        channel.send("told", 1)
+        channel.send("message", 1)
         async with asyncio.timeout(60):
             while not found:  # noqa: ASYNC110 - of the channel, which has no event for it
                 await asyncio.sleep(0.01)

@@ -94,26 +94,26 @@ def test_readers_and_writers_come_and_go():
     async def test():
         poller = Poller(asyncio.get_running_loop())
         ours, theirs = await pair()
-        told: list[str] = []
+        calls: list[str] = []
 
         def writable(what: str) -> None:
-            told.append(what)
+            calls.append(what)
             poller.remove_writer(ours.fileno())
 
         poller.add_writer(ours.fileno(), writable, "written")
-        poller.add_reader(ours.fileno(), lambda: told.append(f"read {ours.recv(9)!r}"))
-        await until(lambda: bool(told))
+        poller.add_reader(ours.fileno(), lambda: calls.append(f"read {ours.recv(9)!r}"))
+        await until(lambda: bool(calls))
         theirs.send(b"1")
-        await until(lambda: len(told) > 1)
+        await until(lambda: len(calls) > 1)
         poller.remove_reader(ours.fileno())
         poller.remove_reader(ours.fileno())
         theirs.send(b"2")
         theirs.close()
         await turns(poller)  # its end is there, and nobody watches: nothing spins
-        assert told == ["written", "read b'1'"]
-        poller.add_reader(ours.fileno(), lambda: told.append(f"read {ours.recv(9)!r}"))
-        await until(lambda: len(told) > 3)
-        assert told[2:4] == ["read b'2'", "read b''"]
+        assert calls == ["written", "read b'1'"]
+        poller.add_reader(ours.fileno(), lambda: calls.append(f"read {ours.recv(9)!r}"))
+        await until(lambda: len(calls) > 3)
+        assert calls[2:4] == ["read b'2'", "read b''"]
         poller.close()
 
     live(test())
@@ -440,7 +440,7 @@ def test_an_event_from_before_somebody_waited_for_the_end_is_no_end(monkeypatch,
 
     async def test():
         poller = Poller(asyncio.get_running_loop())
-        (one, told), (two, unread), *rest = [await pair() for _ in range(2 + others)]
+        (one, peer_of_one), (two, peer_of_two), *rest = [await pair() for _ in range(2 + others)]
         heard: list[str] = []
 
         def first() -> None:
@@ -451,7 +451,7 @@ def test_an_event_from_before_somebody_waited_for_the_end_is_no_end(monkeypatch,
 
         poller.add_reader(one.fileno(), first)
         poller.add_reader(two.fileno(), lambda: heard.append("read"))
-        for theirs in (told, unread):
+        for theirs in (peer_of_one, peer_of_two):
             theirs.send(b"x")
         for ours, theirs in rest:
             poller.add_reader(ours.fileno(), lambda sock=ours: heard.append(sock.recv(9).decode()))
@@ -459,12 +459,12 @@ def test_an_event_from_before_somebody_waited_for_the_end_is_no_end(monkeypatch,
         await until(lambda: len(heard) >= others)
         await turns(poller)
         assert heard == ["y"] * others
-        unread.close()
+        peer_of_two.close()
         await until(lambda: len(heard) > others)
         assert heard[others:] and set(heard[others:]) == {"end"}
         for sock in (one, two, *(ours for ours, _ in rest)):
             poller.remove_reader(sock.fileno())
-        for sock in (one, two, told, *(end for ends in rest for end in ends)):
+        for sock in (one, two, peer_of_one, *(end for ends in rest for end in ends)):
             sock.close()
         poller.close()
 
@@ -657,31 +657,31 @@ def test_sockets_that_epoll_has_no_room_for_are_polled_with_a_pause(monkeypatch,
     async def test():
         poller = Poller(asyncio.get_running_loop())
         poller._epoll = Exhausted(poller._epoll, 1 << 30)
-        told: list[int] = []
+        called: list[int] = []
         pairs = [socket.socketpair() for _ in range(3)]
         for number, (ours, _) in enumerate(pairs):
 
-            def tell(number: int = number, ours: socket.socket = ours) -> None:
-                told.append(number)
+            def call(number: int = number, ours: socket.socket = ours) -> None:
+                called.append(number)
                 poller.remove_reader(ours.fileno())
 
-            (poller.add_end_reader if waits_for == "end" else poller.add_reader)(ours.fileno(), tell)
+            (poller.add_end_reader if waits_for == "end" else poller.add_reader)(ours.fileno(), call)
         await until(lambda: polls == 3)
         assert not turns and poller.refused == 6  # one attempt in a poll, whatever their number
         if waits_for == "end":
             pairs[1][1].send(b"unread")
             await until(lambda: polls == 5)
-            assert not told
+            assert not called
             pairs[1][1].close()
         else:
             pairs[1][1].send(b"y")
-        await until(lambda: told == [1])
+        await until(lambda: called == [1])
         assert turns == 1 and list(poller._unwatched) == [pairs[0][0].fileno(), pairs[2][0].fileno()]
         poller._epoll.times = 0
         await until(lambda: not poller._unwatched)
         before = polls
         pairs[2][1].close() if waits_for == "end" else pairs[2][1].send(b"y")
-        await until(lambda: told == [1, 2])
+        await until(lambda: called == [1, 2])
         assert polls == before  # epoll watches them
         closed(poller, pairs)
 

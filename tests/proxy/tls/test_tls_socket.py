@@ -281,8 +281,8 @@ TINY = bytes(range(256)) * 60
 def test_of_tiny_records_one_read_takes_few_and_the_rest_waits_outside_of_openssl(tiny):
     """A record of one byte costs as much as one of a kilobyte, and 512 KiB hold 20,000 of them."""
     ours, other, encrypted = tiny
-    told = []
-    ours.on_leftover = lambda: told.append(len(ours._behind))
+    sizes = []
+    ours.on_leftover = lambda: sizes.append(len(ours._behind))
     got, most = b"", 0
     view = memoryview(bytearray(READ_BYTES))
     while len(got) < len(TINY):
@@ -294,5 +294,5 @@ def test_of_tiny_records_one_read_takes_few_and_the_rest_waits_outside_of_openss
             got += view[:count]
         most = max(most, ours._incoming.pending)
     assert got == TINY
-    assert most <= 64 * 1024 < max(told)
+    assert most <= 64 * 1024 < max(sizes)
     assert not ours.leftover and not ours._behind

@@ -112,8 +112,8 @@ def test_a_lag_that_may_be_more_is_told_so_and_topics_without_traffic_have_their
     assert isinstance(billing["max_lag_records"], AtLeast) and billing["lag_unknown_partitions"] == 3
     assert isinstance(audit["max_lag_records"], AtLeast) and audit["max_lag_records"] == 100
     assert new["max_lag_records"] is None
-    told = {row["consumer"]: row["lag_records"] for row in figures.lags("c", "orders")}
-    assert [type(told[name]) for name in ("billing", "audit", "app")] == [AtLeast, int, int]
+    lags = {row["consumer"]: row["lag_records"] for row in figures.lags("c", "orders")}
+    assert [type(lags[name]) for name in ("billing", "audit", "app")] == [AtLeast, int, int]
     lines = list(as_text(TABLES["lags"], figures.lags("c", "orders"), 80))
     assert ["billing", "group", "≥", "7,500", "2.00", "s", "3"] in [line.split() for line in lines]
 

@@ -71,10 +71,10 @@ def test_a_finding_is_read_from_what_it_is_to_what_to_do_with_units():
     place = TABLES["findings"].opens(row)
     lines = {each["name"]: each["value"] for each in TABLES[place.table].rows(None, *place.of)}
     assert next(iter(lines)) == "what" and lines["what"] == "Connections that come and go"
-    told = " ".join(each["value"] for each in TABLES[place.table].rows(None, *place.of))
+    text = " ".join(each["value"] for each in TABLES[place.table].rows(None, *place.of))
     shown = list(as_text(TABLES[place.table], TABLES[place.table].rows(None, *place.of), 80))
     assert not [line for line in shown if line.startswith("–")]  # a line that goes on is no value without a name
-    assert "connections 185, per minute 164, life p50 5.45 s, closed share 25.0%" in told
+    assert "connections 185, per minute 164, life p50 5.45 s, closed share 25.0%" in text
     assert not {"weight", "rank", "place", "kind"} & set(lines)
     assert list(lines.items())[-1] == ("ask a recording", "kproxy analyze connections TABLES")
 

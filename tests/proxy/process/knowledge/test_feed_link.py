@@ -46,10 +46,10 @@ async def rebalance(pairs: list[tuple[Wire, Wire]], group: str, generation: int)
     protocols = [{"name": "range", "metadata": b""}]
     for number, (client, broker) in enumerate(pairs):
         asked = {"groupId": group, "memberId": ids[number], "protocolType": "connect", "protocols": protocols}
-        told = {"generationId": generation, "protocolName": "range", "leader": "m0", "memberId": ids[number]}
+        body = {"generationId": generation, "protocolName": "range", "leader": "m0", "memberId": ids[number]}
         if number == 0:
-            told["members"] = [{"memberId": id_, "metadata": b""} for id_ in ids]
-        await exchanged(client, broker, request(JOIN, 5, generation, asked), response(JOIN, 5, generation, told))
+            body["members"] = [{"memberId": id_, "metadata": b""} for id_ in ids]
+        await exchanged(client, broker, request(JOIN, 5, generation, asked), response(JOIN, 5, generation, body))
     for number, (client, broker) in enumerate(pairs):
         asked = {"groupId": group, "memberId": ids[number], "generationId": generation}
         if number == 0:
@@ -248,8 +248,8 @@ def test_a_clock_that_is_set_keeps_nothing_waiting(monkeypatch):
         metrics.clock_offset_ns += HOUR_NS
         whose = Whose("c", "10.0.0.1", 1, 1, "watch:eth0", None)
         asked = {"groupId": "g", "memberId": "m", "protocolType": "connect", "protocols": []}
-        told = {"generationId": 1, "leader": "m", "memberId": "m", "members": [{"memberId": "m", "metadata": b""}]}
-        frames = request(JOIN, 5, 1, asked), response(JOIN, 5, 1, told)
+        body = {"generationId": 1, "leader": "m", "memberId": "m", "members": [{"memberId": "m", "metadata": b""}]}
+        frames = request(JOIN, 5, 1, asked), response(JOIN, 5, 1, body)
         now_ns = time_ns() + HOUR_NS
         feed._put(Heard(whose, JOIN, 5, 1, now_ns, now_ns, *frames), {})
         found = []
@@ -298,7 +298,7 @@ def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only(monke
     answer = {"generationId": 1, "leader": ids[0], "memberId": ids[0], "members": [{"memberId": each} for each in ids]}
     sync = {"groupId": group, "memberId": ids[0], "generationId": 1, "assignments": [{"memberId": ids[0]}]}
     asked_each = request(JOIN, 5, 1, join) + request(SYNC, 3, 1, sync)
-    told_each = response(JOIN, 5, 1, answer) + response(SYNC, 3, 1, {"errorCode": 25})
+    answers_each = response(JOIN, 5, 1, answer) + response(SYNC, 3, 1, {"errorCode": 25})
 
     async def test():
         async with kproxy("--detail", "topics", workers=1) as here:
@@ -306,13 +306,13 @@ def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only(monke
             client, broker = await here.connect()
             seen = []
 
-            async def both(asked: bytes, told: bytes) -> None:
+            async def both(asked: bytes, answers: bytes) -> None:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(client.send(asked))
                     assert await broker.read(len(asked)) == asked
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(broker.send(told))
-                    assert await client.read(len(told)) == told
+                    tasks.create_task(broker.send(answers))
+                    assert await client.read(len(answers)) == answers
 
             async def all_counted(count: int) -> None:
                 """The process that decodes has caught up, and nothing was dropped before it."""
@@ -331,7 +331,7 @@ def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only(monke
                     ]
                     await both(request(METADATA, 8, 7, {}), response(METADATA, 8, 7, {"topics": names}))
                 for number in range(part * FLOOD_GROUPS, (part + 1) * FLOOD_GROUPS, 50):
-                    await both(invented(number, asked_each, 50), invented(number, told_each, 50))
+                    await both(invented(number, asked_each, 50), invented(number, answers_each, 50))
                     if number % 2000 == 1950:
                         await all_counted(number + 50)
                 await all_counted((part + 1) * FLOOD_GROUPS)
@@ -362,7 +362,7 @@ def resident_bytes(pid: int) -> int:
 def test_what_is_known_is_recorded_beside_the_exchanges(tmp_path):
     """Also what came last, and what is not complete when kproxy ends."""
 
-    def told(place, table):
+    def dataset_rows(place, table):
         return [row for file in (place / table).glob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
 
     async def test(workers: int, place: Path):
@@ -376,11 +376,11 @@ def test_what_is_known_is_recorded_beside_the_exchanges(tmp_path):
             await exchanged(client, broker, request(JOIN, 5, 9, asked), response(JOIN, 5, 9, answer))
             here.process.send_signal(signal.SIGTERM)
             assert await here.process.wait() == 0
-        rebalances = {(row["group_id"], row["generation"]): row for row in told(place, "rebalances")}
+        rebalances = {(row["group_id"], row["generation"]): row for row in dataset_rows(place, "rebalances")}
         assert rebalances["g", 1]["members_after"] == 2 and rebalances["g", 1]["ended_ns"]
         assert rebalances["open", 5]["ended_ns"] is None
-        exchanges = {(row["connection"], row["number"]): row for row in told(place, "exchanges")}
-        events = [row for row in told(place, "group_events") if row["event"] == "join_answered"]
+        exchanges = {(row["connection"], row["number"]): row for row in dataset_rows(place, "exchanges")}
+        events = [row for row in dataset_rows(place, "group_events") if row["event"] == "join_answered"]
         assert [exchanges[row["connection"], row["number"]]["api"] for row in events] == ["JoinGroup"] * 3
         assert {row["source"] for row in events} == {"live:default"}
         assert not [name for name in os.listdir(place) if name.startswith(".unfinished")]  # noqa: PTH208

@@ -19,8 +19,8 @@ COMMIT, JOIN = 8, 11
 WHOSE = Whose("default", "10.0.0.1", 3, 1, "live:default", None)
 
 
-def heard(key, version, asked, told, number=1, at_ns=10**18, correlation_id=7):
-    frames = request(key, version, correlation_id, asked), response(key, version, correlation_id, told)
+def heard(key, version, asked, answer, number=1, at_ns=10**18, correlation_id=7):
+    frames = request(key, version, correlation_id, asked), response(key, version, correlation_id, answer)
     return Heard(WHOSE, key, version, number, at_ns, at_ns + 1000, *frames)
 
 
@@ -82,9 +82,9 @@ def generation(known, number, owners, at_ns):
     for step, member in enumerate(owners):
         asked = {"groupId": "g", "memberId": member, "protocolType": "consumer"}
         asked["protocols"] = [{"name": "range", "metadata": subscription("t")}]
-        told = {"generationId": number, "protocolName": "range", "leader": leader, "memberId": member}
-        told["members"] = members if member == leader else []
-        known.hear(heard(JOIN, 5, asked, told, at_ns=at_ns + step))
+        answer = {"generationId": number, "protocolName": "range", "leader": leader, "memberId": member}
+        answer["members"] = members if member == leader else []
+        known.hear(heard(JOIN, 5, asked, answer, at_ns=at_ns + step))
     given = [{"memberId": member, "assignment": assignment("t", *parts)} for member, parts in owners.items()]
     for step, member in enumerate(owners):
         asked = {"groupId": "g", "memberId": member, "generationId": number}
@@ -94,8 +94,8 @@ def generation(known, number, owners, at_ns):
 
 def commit(known, member, partition, error):
     asked = {"groupId": "g", "memberId": member, "generationIdOrMemberEpoch": 1}
-    told = [{"name": "t", "partitions": [{"partitionIndex": partition, "errorCode": error}]}]
-    known.hear(heard(COMMIT, 8, asked, {"topics": told}, at_ns=10**18 + 10**9))
+    topics = [{"name": "t", "partitions": [{"partitionIndex": partition, "errorCode": error}]}]
+    known.hear(heard(COMMIT, 8, asked, {"topics": topics}, at_ns=10**18 + 10**9))
 
 
 def test_a_member_that_was_replaced_and_commits_what_another_one_owns_splits_its_group():

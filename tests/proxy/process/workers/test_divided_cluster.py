@@ -6,7 +6,7 @@ from kproxy.proxy.process.shared import Known
 from kproxy.proxy.process.workers.divided_cluster import PortsOfParent
 from kproxy.proxy.sockets.channel import Channel
 from tests.proxy.live import HOST, Broker, kproxy, live
-from tests.proxy.process.test_cluster import is_connected, node, told
+from tests.proxy.process.test_cluster import advertised, is_connected, node
 
 
 def test_an_answer_between_a_reload_and_the_parents_state_names_the_ports_in_force():
@@ -22,11 +22,11 @@ def test_an_answer_between_a_reload_and_the_parents_state_names_the_ports_in_for
             following = PortsOfParent(here.server.relays.worker, former.cluster, channel)
             former._successor = following.proxy
             nodes = [node(1, here.broker.port), node(2, other.port)]
-            addresses = await told(client, broker, nodes)
+            addresses = await advertised(client, broker, nodes)
             assert addresses == {1: (HOST, here.port + 2), 2: (HOST, here.port + 3)}
             assert await is_connected(here, addresses[2][1], other)
             following.take(Known(former.cluster.name, here.port, open=frozenset((1, 2))))
-            assert await told(client, broker, nodes) == addresses
+            assert await advertised(client, broker, nodes) == addresses
             assert set(following.proxy.routes.upstreams) == {1, 2}  # from now on what is learnt is for that one
             await following.proxy.stop()
             channel.close()

@@ -642,10 +642,10 @@ def test_workers_are_told_that_a_log_is_shorter_than_they_know():
     async def fetch(client: Wire, broker: Wire, end: int, epoch: int) -> None:
         wanted = {"partition": 0, "fetchOffset": 0, "currentLeaderEpoch": epoch}
         asked = {"replicaId": -1, "rackId": "", "topics": [{"topic": "t", "partitions": [wanted]}]}
-        told = {"partitionIndex": 0, "errorCode": 0, "highWatermark": end, "records": None}
+        partition = {"partitionIndex": 0, "errorCode": 0, "highWatermark": end, "records": None}
         await client.send(request(FETCH, 11, 1, asked))
         await broker.frame()
-        await broker.send(response(FETCH, 11, 1, {"responses": [{"topic": "t", "partitions": [told]}]}))
+        await broker.send(response(FETCH, 11, 1, {"responses": [{"topic": "t", "partitions": [partition]}]}))
         await client.frame()
 
     async def test():
