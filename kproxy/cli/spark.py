@@ -48,6 +48,7 @@ _LOGGERS = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
 _GONE = re.compile(r"^(?:Broken pipe|Connection reset)|Python worker exited unexpectedly")
 
 _STARTING = "starting Spark"
+_OUT_HELP = "Folder of the tables. Each table is a subfolder, by date and hour: DIR/exchanges/date=2026-11-28/hour=14."
 _LOOK_S = 1  # how soon Ctrl-C ends what waits for captures
 _SPARK = (
     click.option(
@@ -332,9 +333,7 @@ def _a_task_failed() -> Iterator[None]:
 
 @click.command()
 @click.argument("places", nargs=-1, required=True, metavar="CAPTURE...")
-@click.option(
-    "--out", required=True, metavar="DIR", help="Folder of the tables; each is a folder in it, by date and hour."
-)
+@click.option("--out", required=True, metavar="DIR", help=_OUT_HELP)
 @click.option("--append", is_flag=True, help="Add to existing tables; captures that they contain already are skipped.")
 @click.option("--overwrite", is_flag=True, help="Replace existing tables.")
 @click.option("--strict", is_flag=True, help="Exit with status 1 if tables are not complete.")
@@ -353,16 +352,18 @@ def ingest(
     form: str,
     **how: Any,
 ) -> None:
-    """Turn captures of any size into the tables that `kproxy convert` makes, by all cores or a whole cluster.
+    """Turn captures of any size into the tables of `kproxy convert`, on all cores of this machine or on a cluster.
 
-    Below some 10 GB `kproxy convert` is faster. Captures and tables must lie where every executor reaches them. See
-    docs/scale.md.
+    CAPTURE is a file, a folder, a pattern, or the URL of one. In a folder, ingest reads the files *.pcap, *.pcapng and
+    *.cap, also compressed; for subfolders, give a pattern such as 'captures/*/*.pcap'. On a cluster, every executor
+    must reach the captures and the folder of --out by the same paths. For less than about 10 GB `kproxy convert` is
+    faster. See docs/scale.md.
 
     \b
-    On this machine, and on a cluster; and what came since:
-      kproxy spark ingest captures/*.pcap --out tables
-      kproxy spark ingest 's3://captures/*.pcap.gz' --out s3a://tables/day --master spark://host:7077
+    The captures in the folder `captures`; later, the captures added to it since; on a cluster:
+      kproxy spark ingest captures --out tables
       kproxy spark ingest captures --out tables --append
+      kproxy spark ingest 's3://captures/*.pcap.gz' --out s3a://tables/day --master spark://host:7077
     """
     require_pyspark()
 
@@ -389,9 +390,7 @@ def ingest(
 
 @click.command()
 @click.argument("folder", metavar="FOLDER")
-@click.option(
-    "--out", required=True, metavar="DIR", help="Folder of the tables; each is a folder in it, by date and hour."
-)
+@click.option("--out", required=True, metavar="DIR", help=_OUT_HELP)
 @click.option("--checkpoint", metavar="DIR", help="Folder for Spark's position. Default: _follow among the tables.")
 @click.option(
     "--interval-s",

@@ -24,11 +24,14 @@ def _commands() -> dict[str, click.Command]:
 
 @click.group(cls=_SparkCommands)
 def spark() -> None:
-    """Captures and tables of any size on Spark, from this machine's cores to a cluster.
+    """Read captures and tables of any size with Spark, on this machine or on a cluster.
+
+    `ingest` and `follow` turn captures into a folder of tables. The other commands answer questions from such a folder;
+    `kproxy convert` and `kproxy run --record` write one, too.
 
     \b
-    Make tables from captures, and answer questions from tables of any kproxy:
-      kproxy spark ingest captures/*.pcap --out tables
+    Turn the captures in the folder `captures` into tables in the folder `tables`, then ask:
+      kproxy spark ingest captures --out tables
       kproxy spark latency tables --by api,client
       kproxy spark slow tables --format json
     """
