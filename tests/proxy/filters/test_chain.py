@@ -20,7 +20,7 @@ OF_BROKER = {"clusterId": "of the broker", "brokers": [{"nodeId": 1, "host": "b"
 
 
 class Noting(Filter):
-    """Holds every request, notes what it is asked, and decides as it is told."""
+    """Holds every request, logs each call, and returns the decisions that the test chose."""
 
     def __init__(self, name: str, log: list[str], decision: Decision | Later = None) -> None:
         self.name, self.log, self.decision = name, log, decision
@@ -91,7 +91,7 @@ def test_the_first_filter_that_decides_a_request_decides_it(slices: bool) -> Non
     assert [event.outcome for event in talk.exchanges] == [ANSWERED_BY_PROXY]
 
 
-def test_a_request_that_no_filter_decides_is_forwarded_and_slices_of_one_do_not_hide_it_from_the_next() -> None:
+def test_an_undecided_request_is_forwarded_and_a_filter_that_works_in_slices_does_not_hide_it_from_the_next() -> None:
     log: list[str] = []
     talk = played(Noting("a", log, in_slices(None)), Noting("b", log, in_slices(None)), Noting("c", log))
     talk.client(ASKED, [20])
@@ -118,8 +118,8 @@ def test_the_filter_that_holds_a_request_learns_that_it_is_too_large() -> None:
 
 
 @pytest.mark.parametrize("is_last", [False, True])
-def test_the_filter_that_decides_in_slices_learns_that_there_is_no_room_for_the_request(is_last: bool) -> None:
-    """It was nobody, or whoever had held an earlier request: the policy's audit and counters lacked it."""
+def test_a_filter_that_decides_in_slices_learns_that_no_memory_is_left_for_the_request(is_last: bool) -> None:
+    """Once no filter learned it, or the filter of an earlier request did: the policy's audit and counters lacked it."""
     log: list[str] = []
     others = () if is_last else (Noting("c", log),)
     talk = played(Noting("a", log), Noting("b", log, in_slices(answer())), *others, held_bytes=len(ASKED))
@@ -144,7 +144,7 @@ def test_an_earlier_filter_may_close_before_a_later_one_holds() -> None:
     assert log == [] and talk.faults[-1].text == "no" and talk.sent == {CLIENT: b"", BROKER: b""}
 
 
-def test_answers_pass_the_filters_in_their_order_and_events_reach_all() -> None:
+def test_answers_pass_the_filters_in_order_and_events_reach_all_filters() -> None:
     log: list[str] = []
     filters = [Answering("a", log, "first"), Answering("b", log), Answering("c", log, "second")]
     talk = played(*filters)
@@ -158,7 +158,7 @@ def test_answers_pass_the_filters_in_their_order_and_events_reach_all() -> None:
     assert log == ["a answered", "b answered", "c answered"]
 
 
-def test_an_answer_that_a_filter_refuses_does_not_leave() -> None:
+def test_the_client_does_not_get_an_answer_that_a_filter_refuses() -> None:
     class Refusing(Filter):
         def answer(self, exchange: Exchange, frame: memoryview) -> bytes | None:
             raise Malformed("it must not leave")
@@ -170,7 +170,7 @@ def test_an_answer_that_a_filter_refuses_does_not_leave() -> None:
     assert talk.sent[CLIENT] == b"" and "it must not leave" in talk.faults[-1].text
 
 
-def test_a_chain_is_not_in_the_way_of_what_no_filter_does() -> None:
+def test_a_chain_has_only_the_hooks_that_its_filters_have() -> None:
     log: list[str] = []
     assert Chain([]).authorizer is None and Chain([]).transform is None and Chain([]).sinks == ()
     noting, answering = Noting("a", log), Answering("b", log)

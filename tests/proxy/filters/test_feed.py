@@ -49,12 +49,12 @@ def received(sock, count):
     return got
 
 
-def test_what_sessions_keep_arrives_whole_and_in_order():
+def test_the_exchanges_that_sessions_keep_arrive_whole_and_in_order():
     ours, theirs = socket.socketpair()
     sender = Feed()
     left_out = {}
     take = sender.connected(INFO, "User:a", left_out)
-    take(exchanges(3))  # before there is anybody who reads
+    take(exchanges(3))  # before a reader is connected
     sender.use(ours)
     take(exchanges(2, 300_000))
     got = received(theirs, 5)
@@ -68,7 +68,7 @@ def test_what_sessions_keep_arrives_whole_and_in_order():
     assert not left_out
 
 
-def test_where_nobody_reads_what_does_not_fit_is_dropped_and_counted(monkeypatch):
+def test_without_a_reader_exchanges_beyond_the_queue_are_dropped_and_counted(monkeypatch):
     monkeypatch.setattr(feed, "QUEUE_BYTES", 100_000)
     sender = Feed()
     left_out = {}
@@ -81,15 +81,15 @@ def test_where_nobody_reads_what_does_not_fit_is_dropped_and_counted(monkeypatch
     theirs.close()
     before = left_out["queue_full"]
     end = time.monotonic() + 60
-    while left_out["queue_full"] == before:  # who reads has gone: what waits for the next one is bounded as before
+    while left_out["queue_full"] == before:  # the reader has gone: the queue for the next one has the same bound
         assert time.monotonic() < end
         take(exchanges(10, 10_000))
         time.sleep(0.02)
     sender.close()
 
 
-def test_what_is_lost_with_who_read_it_waits_no_more():
-    """Else each end of that process would take some of the queue away, for ever."""
+def test_exchanges_lost_with_their_reader_no_longer_count_as_queued():
+    """Otherwise each exit of that process would make the queue smaller for good."""
     sender = Feed()
     left_out = {}
     take = sender.connected(INFO, None, left_out)

@@ -1,4 +1,4 @@
-"""Dumps of a running kproxy: asked for or by themselves, without secrets, never more than may stay."""
+"""Dumps of a running kproxy, on request or by a trigger: they have no secrets, and at most `keep` of them stay."""
 
 import asyncio
 import sys
@@ -39,7 +39,7 @@ def dumps(folder):
     return sorted(path for path in folder.iterdir() if path.is_dir())
 
 
-def test_what_is_asked_for_is_written_without_secrets(tmp_path):
+def test_a_dump_on_request_is_written_without_secrets(tmp_path):
     async def test():
         async with operated(flight=str(tmp_path / "dumps"), detail="batches") as (here, http):
             client, broker = await here.connect()
@@ -76,7 +76,7 @@ def test_what_is_asked_for_is_written_without_secrets(tmp_path):
 
 
 @pytest.mark.parametrize("trigger", ["slow", "error", "disconnect"])
-def test_what_goes_wrong_is_dumped_once(tmp_path, trigger, monkeypatch):
+def test_a_trigger_that_fires_again_soon_writes_no_second_dump(tmp_path, trigger, monkeypatch):
     monkeypatch.setattr(flight, "_AFTER_S", 0.1)
     folder = tmp_path / "dumps"
     settings = {"folder": str(folder), "triggers": trigger, "slow_s": 1.0}
@@ -118,7 +118,7 @@ main()
 
 
 @pytest.mark.ring2
-def test_what_is_found_is_dumped_once_by_all_workers(tmp_path):
+def test_all_workers_dump_a_finding_once(tmp_path):
     folder = tmp_path / "dumps"
     file = tmp_path / "kproxy.toml"
     port = free_ports(8)
@@ -147,7 +147,7 @@ bootstrap = ["{HOST}:{broker.port}"]
                 assert line, "it has ended"
             client, behind = await Wire.dial(port), await broker.accept()
             before = await asyncio.to_thread(dumps_counted, port + 1)
-            for number in range(2):  # of the second nothing is new
+            for number in range(2):  # the second has no new finding
                 await asks(client, behind, PRODUCE, 2, number, {"acks": 1, "timeoutMs": 1000})
                 counted = before
                 while sum(counted.values()) < 2:
@@ -177,7 +177,7 @@ def dumps_counted(admin):
     return {one.labels["outcome"]: int(one.value) for one in named}
 
 
-def test_inside_a_program_nobody_looks_for_findings(tmp_path):
+def test_the_trigger_findings_is_refused_for_a_proxy_inside_a_program(tmp_path):
     with pytest.raises(ConfigError, match="use kproxy run"):
         Proxy(bootstrap="localhost:1", flight={"folder": tmp_path, "triggers": "findings"})
 
@@ -189,7 +189,7 @@ class Look(NamedTuple):
     where: str
 
 
-def test_a_finding_is_new_until_it_has_been_there_a_look_before(tmp_path):
+def test_a_finding_is_new_if_the_previous_evaluation_did_not_have_it(tmp_path):
     asked = []
 
     async def operate(operation, name, text):
@@ -207,7 +207,7 @@ def test_a_finding_is_new_until_it_has_been_there_a_look_before(tmp_path):
     assert asked == ["critical lag: " + "x" * 200] * 3
 
 
-def test_the_oldest_dumps_go(tmp_path):
+def test_the_oldest_dumps_are_removed(tmp_path):
     folder = tmp_path / "dumps"
     settings = {"folder": str(folder), "keep": 2}
     folder.mkdir()
@@ -231,7 +231,7 @@ def test_the_oldest_dumps_go(tmp_path):
     assert [path.name for path in dumps(folder)] == [*made[1:], "mine"]
 
 
-def test_dumps_of_a_time_to_come_go_first_and_the_one_just_written_stays(tmp_path):
+def test_dumps_dated_in_the_future_are_removed_first_and_the_one_just_written_stays(tmp_path):
     for name in ("20200101T000000.000Z-slow", "29990101T000000.000Z-slow", "29990102T000000.000Z-asked"):
         (tmp_path / name).mkdir()
 
@@ -244,7 +244,7 @@ def test_dumps_of_a_time_to_come_go_first_and_the_one_just_written_stays(tmp_pat
     assert [path.name for path in dumps(tmp_path)] == ["20200101T000000.000Z-slow", *made]
 
 
-def test_a_worker_that_writes_a_dump_of_its_own_is_waited_for(tmp_path):
+def test_a_dump_waits_for_a_worker_that_writes_a_dump_of_its_own(tmp_path):
     async def test():
         recorders = [FlightRecorder(Flight(folder=tmp_path), {}, Metrics(), number) for number in range(2)]
 
@@ -269,7 +269,7 @@ def test_a_worker_that_writes_a_dump_of_its_own_is_waited_for(tmp_path):
     live(test(), 120)
 
 
-def test_a_dump_says_which_of_its_memories_was_too_small():
+def test_a_dump_reports_which_memory_was_too_small():
     """Tables of two workers, and frames that begin 40 s later since there are many bytes of them."""
     start = 1_700_000_000 * 10**9
     processes = [{"tables_from_ns": start + n * 10**9, "frames_from_ns": start + 40 * 10**9} for n in range(2)]
@@ -277,14 +277,14 @@ def test_a_dump_says_which_of_its_memories_was_too_small():
         [{**one, "frames_full": False, "tables_full": True} for one in processes], Flight(folder="dumps")
     )
     windows = _windows([{**processes[0], "frames_full": True}, processes[1]], Flight(folder="dumps"))
-    assert with_room == {name: windows[name] for name in ("tables_from", "frames_from")}, "nothing had to make room"
+    assert with_room == {name: windows[name] for name in ("tables_from", "frames_from")}, "nothing was dropped"
     assert windows["tables_from"] == "2023-11-14T22:13:21.000Z" and windows["frames_from"] == "2023-11-14T22:14:00.000Z"
     assert windows["shorter"].startswith("frames begin 39.0 s later: [flight] frame_memory of 64 MiB")
     (nothing,) = [_windows([{"tables_from_ns": None, "frames_from_ns": start}], Flight(folder="dumps"))]
     assert nothing == {"frames_from": "2023-11-14T22:13:20.000Z"}
 
 
-def test_without_a_recorder_and_without_a_folder_the_mend_is_told(tmp_path):
+def test_without_a_flight_recorder_the_error_names_the_option_that_sets_its_folder(tmp_path):
     async def test():
         async with operated() as (_, http):
             assert "--flight DIR" in await done(http, "/api/dump", 400)
@@ -292,7 +292,7 @@ def test_without_a_recorder_and_without_a_folder_the_mend_is_told(tmp_path):
     live(test())
 
 
-def test_of_a_dump_that_fails_nothing_stays_and_the_oldest_go_all_the_same(tmp_path, monkeypatch):
+def test_a_dump_that_fails_leaves_no_files_and_the_oldest_dumps_are_removed_anyway(tmp_path, monkeypatch):
     folder = tmp_path / "dumps"
     for number in range(4):
         (folder / f"2020010{number + 1}T000000.000Z-slow").mkdir(parents=True)
@@ -308,7 +308,7 @@ def test_of_a_dump_that_fails_nothing_stays_and_the_oldest_go_all_the_same(tmp_p
     assert [path.name[:8] for path in dumps(folder)] == ["20200103", "20200104"]
 
 
-def test_a_worker_removes_of_a_failed_dump_what_it_wrote_alone(tmp_path):
+def test_a_worker_removes_only_its_own_files_of_a_failed_dump(tmp_path):
     async def test():
         details = {"default": "metadata"}
         one = FlightRecorder(Flight(folder=tmp_path), details, Metrics(), 1)
@@ -330,7 +330,7 @@ def test_a_worker_removes_of_a_failed_dump_what_it_wrote_alone(tmp_path):
     live(test())
 
 
-def test_whoever_stops_waits_a_while_for_a_dump_and_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_a_stop_waits_a_limited_time_for_a_dump_and_leaves_no_process_or_file(tmp_path, monkeypatch):
     monkeypatch.setattr(flight, "STOP_S", 0.1)
     monkeypatch.setattr(sending, "command", lambda: ["sleep", "1000"])
     folder = tmp_path / "dumps"
@@ -347,7 +347,7 @@ def test_whoever_stops_waits_a_while_for_a_dump_and_leaves_nothing_behind(tmp_pa
     assert not dumps(folder)
 
 
-def test_a_process_that_ended_while_it_dumped_is_told_and_not_waited_for(tmp_path, monkeypatch):
+def test_a_request_for_a_dump_reports_a_process_that_ended_and_does_not_wait_for_it(tmp_path, monkeypatch):
     monkeypatch.setattr(operator, "_DUMP_SILENT", 2)
     monkeypatch.setattr(flight, "STOP_S", 0.1)
     monkeypatch.setattr(sending, "command", lambda: ["sleep", "1000"])
@@ -356,13 +356,13 @@ def test_a_process_that_ended_while_it_dumped_is_told_and_not_waited_for(tmp_pat
         async with operated(flight=str(tmp_path)) as (here, http):
             asked = asyncio.create_task(done(http, "/api/dump", 500))
             await here.until(lambda: here.server.relays.flight._results)
-            here.server.relays.flight._results.clear()  # another process in its place, which knows of no dump
+            here.server.relays.flight._results.clear()  # as after a restart of the process, whose successor has no dump
             assert "1 of 1 processes ended" in await asked
 
     live(test())
 
 
-def test_two_who_ask_one_after_the_other_both_get_an_answer(tmp_path):
+def test_two_requests_for_dumps_in_a_row_both_get_an_answer(tmp_path):
     async def test():
         async with operated(flight=str(tmp_path)) as (here, _):
             recorder = here.server.relays.flight

@@ -29,26 +29,26 @@ def known(*addresses, advertised=OURS):
 
 
 @given(st.lists(ADDRESSES, min_size=1, max_size=60), st.binary(max_size=200), st.binary(max_size=200), st.data())
-def test_it_is_found_wherever_it_stands(addresses, before, after, data):
+def test_a_broker_address_is_found_at_any_place_of_an_answer(addresses, before, after, data):
     leak = data.draw(st.sampled_from(addresses))
     answer = before + written(leak, data.draw(st.booleans())) + after
     assert known(*addresses).find(memoryview(answer)) is not None
 
 
 @given(st.lists(ADDRESSES, min_size=1, max_size=60), st.booleans(), st.data())
-def test_the_one_in_an_answer_is_named(addresses, compact, data):
+def test_the_address_that_an_answer_contains_is_named(addresses, compact, data):
     leak = data.draw(st.sampled_from(addresses))
     assert known(*addresses).find(b"\xff" * 9 + written(leak, compact) + b"\xff" * 9) == leak
 
 
 @pytest.mark.parametrize(("size", "compact"), [(65_535, False), (65_535, True), (65_536, True)])
-def test_a_host_may_be_as_long_as_its_form_allows(size, compact):
+def test_a_host_is_found_up_to_the_longest_length_of_its_encoding(size, compact):
     long = Address("h" * size, 9092)
     assert known(long).find(written(long, compact)) == long
 
 
 @pytest.mark.parametrize("compact", [False, True])
-def test_what_only_looks_like_it_is_none(compact):
+def test_bytes_that_only_resemble_a_broker_address_are_not_found(compact):
     kafka = Address("kafka-1", 9092)
     found = known(kafka)
     assert found.find(written(kafka, compact)) == kafka
@@ -64,7 +64,7 @@ def test_what_only_looks_like_it_is_none(compact):
     assert known(kafka, advertised=kafka).find(written(kafka, compact)) is None
 
 
-def test_none_of_many_brokers_is_overlooked():
+def test_each_of_many_brokers_is_found():
     addresses = [Address(f"broker-{number}.kafka", 35 + 97 * number % 40_000) for number in range(1000)]
     found = known(*addresses)
     for address in addresses:
@@ -73,13 +73,13 @@ def test_none_of_many_brokers_is_overlooked():
     assert found.find(written(OURS, False)) is None
 
 
-def test_a_broker_that_moved_is_known_where_it_is_and_was():
+def test_a_broker_that_moved_is_found_by_its_present_and_its_former_address():
     old, new = Address("old", 9092), Address("new", 9092)
     found = known(old)
     found.learn(0, new)
     assert found.find(written(old, False)) == old
     assert found.find(written(new, False)) == new
-    for number in range(MAX_MOVED + 1):  # it moves on and on: what was long ago is forgotten
+    for number in range(MAX_MOVED + 1):  # it moves again and again: the oldest address is forgotten
         found.learn(0, Address("new", number + 1))
     assert found.find(written(old, False)) is None
 

@@ -1,4 +1,4 @@
-"""Patched answers say what the whole decode, changed and compared, says; nothing else of their bytes moves."""
+"""A patched answer equals the answer that is decoded, changed and encoded; all other bytes stay the same."""
 
 import copy
 import gzip
@@ -43,7 +43,7 @@ def unsized(frame):
 
 
 def ours(node_id, host, port):
-    """Longer or shorter than theirs, depending on the node."""
+    """An address that is longer or shorter than the broker's, depending on the node."""
     return ("k" * (node_id % 200 + 1), 20000 + node_id % 1000)
 
 
@@ -144,13 +144,13 @@ def test_controllers_are_left_alone():
             body = {"endpointType": endpoint_type, "brokers": nodes}
             frame = codec.encode_response(60, version, {"correlationId": 1}, body)
             assert (rewrite_addresses(60, version, sized(frame), ours) is not None) == is_changed
-    # A client that was told of controllers asks them for controllers (KIP-919); a broker says that it is none.
+    # A client that learned controllers asks them for controllers (KIP-919); a broker answers that it is none.
     mismatch = codec.encode_response(60, 2, {"correlationId": 1}, {"errorCode": 114, "endpointType": 1})
     assert rewrite_addresses(60, 2, sized(mismatch), ours) is None
 
 
 def test_every_structure_with_an_address_is_known():
-    """A newer Kafka may carry addresses in places of which rewriting knows nothing: then this fails."""
+    """This fails if a newer Kafka has addresses in structures that the rewriting does not cover."""
     left_alone = {  # protocol-level reasons: traffic between controllers, or the application's own address
         "Vote",
         "BeginQuorumEpoch",
@@ -214,12 +214,12 @@ def test_versions_of_vectors(api_key, version, frame):
     highest = {offer["apiKey"]: offer["maxVersion"] for offer in after["apiKeys"]}
     for key in (*ADDRESS_CARRIERS, API_VERSIONS):
         assert highest[key] == schema().apis[key].response.versions[-1]
-    assert highest[2] == highest[12345] == NEWER  # what needs no rewriting is the broker's to offer
+    assert highest[2] == highest[12345] == NEWER  # the broker alone decides about APIs that need no rewriting
     del after["apiKeys"], body["apiKeys"]
     assert after == body  # the features above all
 
 
-def test_versions_that_we_know_stay():
+def test_versions_that_kproxy_knows_stay():
     for version in range(6):
         offers = [{"apiKey": 3, "minVersion": 0, "maxVersion": 13}, {"apiKey": 500, "minVersion": 7, "maxVersion": 9}]
         assert capped(version, {"apiKeys": offers}) is None
@@ -228,7 +228,7 @@ def test_versions_that_we_know_stay():
 @given(
     st.integers(0, 5), st.lists(st.tuples(st.sampled_from((0, 1, 2, 3, 18, 60, 99)), st.integers(0, 40)), max_size=200)
 )
-def test_an_entry_whose_lowest_is_above_our_highest_goes(version, offers):
+def test_an_api_whose_lowest_version_is_above_our_highest_is_removed(version, offers):
     offers = [{"apiKey": key, "minVersion": lowest, "maxVersion": lowest + 3} for key, lowest in offers]
     if any(offer["apiKey"] == 3 for offer in offers):
         offers = [offer for offer in offers if offer["apiKey"] not in (0, 1)]
@@ -260,8 +260,8 @@ def test_versions_that_a_policy_could_not_read_are_not_offered():
 def test_refused_versions_leave_the_upper_end_of_a_range(version):
     refused = {
         1: frozenset({*range(3), *range(8, 19)}),  # librdkafka infers features of a broker from old versions
-        8: frozenset({5}),  # in the middle: a range cannot tell
-        9: frozenset(range(20)),  # an authorization error says more than a missing API
+        8: frozenset({5}),  # in the middle: a range cannot leave it out
+        9: frozenset(range(20)),  # an authorization error explains more than a missing API
         12: frozenset({4}),
     }
     offers = [{"apiKey": key, "minVersion": 0, "maxVersion": 9} for key in (1, 8, 9, 12)]

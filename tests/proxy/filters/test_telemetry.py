@@ -29,7 +29,7 @@ BODY = pushed(counter("org.apache.kafka.producer.connection.creation.total", 3))
 
 
 class Cluster:
-    """What answers the clients of one cluster; reading runs when `read` is called."""
+    """The telemetry of one cluster; pushes are read when the test calls `read`."""
 
     def __init__(self, **settings) -> None:
         self.now_ns = 1000 * S
@@ -185,7 +185,7 @@ def test_refusals_are_those_of_brokers(error, body, caplog):
     assert talk.exchanges[-1].error_code == telemetry.CODES[error]
 
 
-def test_a_push_far_too_large_is_answered_and_held_nowhere():
+def test_a_push_far_beyond_the_limit_is_answered_and_not_kept_in_memory():
     talk = Talk(Cluster(max_push_bytes=1024))
     talk.subscribe()
     tracemalloc.start()
@@ -195,7 +195,7 @@ def test_a_push_far_too_large_is_answered_and_held_nowhere():
     assert talk.later().push() == "NONE"  # and the connection lives on
 
 
-def test_all_clients_together_have_a_pace_and_what_waits_has_a_bound():
+def test_all_clients_share_one_rate_limit_and_the_queue_of_pushes_has_a_bound():
     cluster = Cluster(max_clients=1000)
     data = pushed(*(gauge(f"g{number}", 1, topic="t" * 200) for number in range(1500)))
     errors = []
@@ -222,7 +222,7 @@ def test_all_clients_together_have_a_pace_and_what_waits_has_a_bound():
     assert talk.later().push() == "NONE"
 
 
-def test_what_does_not_decompress_to_its_end_costs_as_much_as_what_does():
+def test_a_push_that_fails_to_decompress_is_charged_like_a_whole_one():
     cluster = Cluster()
     bomb = compress(GZIP, bytes(1 << 20))[:-1]
     errors = []
@@ -233,7 +233,7 @@ def test_what_does_not_decompress_to_its_end_costs_as_much_as_what_does():
     assert errors == ["INVALID_RECORD"] * 4 + ["THROTTLING_QUOTA_EXCEEDED"] * 2
 
 
-def test_clients_beyond_those_with_series_are_asked_for_differences_until_there_is_room(caplog):
+def test_clients_beyond_max_clients_are_asked_for_deltas_until_a_place_is_free(caplog):
     cluster = Cluster(max_clients=1)
     first, second = Talk(cluster), Talk(cluster)
     assert not first.subscribe()["deltaTemporality"] and first.push() == "NONE"
@@ -244,8 +244,8 @@ def test_clients_beyond_those_with_series_are_asked_for_differences_until_there_
     assert not second.subscribe()["deltaTemporality"] and second.push() == "NONE"
 
 
-def test_a_place_is_taken_by_a_push_and_not_by_a_question():
-    """Connections that ask, or push nothing, take no place from a client that has metrics."""
+def test_a_push_takes_a_place_and_a_subscription_does_not():
+    """Connections that only subscribe, or push nothing, take no place from a client that has metrics."""
     cluster = Cluster(max_clients=2)
     for number in range(5):
         idle = Talk(cluster, client_id=f"idle-{number}")
@@ -258,7 +258,7 @@ def test_a_place_is_taken_by_a_push_and_not_by_a_question():
 
 
 @pytest.mark.parametrize("thief", [{"client_id": "thief"}, {"principal": "User:thief"}])
-def test_an_instance_id_belongs_to_who_used_it_first_while_it_is_in_use(thief, caplog):
+def test_an_instance_id_belongs_to_its_first_user_while_it_is_in_use(thief, caplog):
     cluster = Cluster()
     owner, other = Talk(cluster), Talk(cluster, **thief)
     owner.subscribe()
@@ -289,7 +289,7 @@ def test_a_connection_that_invents_clients_gets_the_series_of_one(monkeypatch):
     assert len(talk.cluster.receiver._instances) == 100
 
 
-def test_pushes_are_left_to_brokers_that_take_them_unless_kproxy_always_answers():
+def test_brokers_that_take_pushes_get_them_unless_kproxy_always_answers():
     for answer, forwards in (("missing", True), ("always", False)):
         talk = Talk(Cluster(answer=answer))
         talk.filter.broker_answers = True
@@ -319,7 +319,7 @@ def test_an_answer_waits_for_older_ones():
     assert talk.sent[CLIENT].startswith(older) and len(talk.sent[CLIENT]) > len(older)
 
 
-def test_what_does_not_decode_closes_and_newer_versions_go_on():
+def test_a_request_that_does_not_decode_closes_the_connection_and_a_newer_version_is_forwarded():
     talk = Talk()
     talk.client(foreign_request(PUSH, 0, 1, b"\x00\x01a\x00" + b"\xff" * 30))
     (fault,) = talk.faults
@@ -340,8 +340,8 @@ def test_tagged_fields_without_end_are_not_read(key, version):
 
 
 @pytest.mark.parametrize("chunks", [[], [20], [100_000]])
-def test_an_api_versions_that_is_too_large_to_name_software_passes_unread(chunks):
-    """A broker may know what it says; to read it could take a second for each 4 MiB."""
+def test_an_api_versions_request_that_is_too_large_to_name_software_passes_unread(chunks):
+    """A broker may understand it; reading it could take a second for each 4 MiB."""
     talk = Talk(software=None)
     named = {"clientSoftwareName": "x", "clientSoftwareVersion": "1"}
     for number, sent in enumerate((request(API_VERSIONS, 3, 1, named | TAGS), request(API_VERSIONS, 3, 1, named)), 1):
@@ -372,7 +372,7 @@ def test_a_filter_before_it_decides_first():
 LARGE = pushed(*(counter(f"c{number}.total", number, topic="t" * 200) for number in range(3000)))
 
 
-def test_a_large_push_is_parsed_piece_by_piece_and_the_loop_has_its_turn_between(monkeypatch):
+def test_a_large_push_is_parsed_in_pieces_and_the_event_loop_runs_in_between(monkeypatch):
     parsed = []
 
     def parsing(data):
@@ -400,7 +400,7 @@ def test_a_large_push_is_parsed_piece_by_piece_and_the_loop_has_its_turn_between
     assert talk.cluster.values() == {f"c{number}": float(number) for number in range(3000)}
 
 
-def test_a_large_push_that_is_malformed_is_told_with_the_next_one(caplog):
+def test_the_error_of_a_large_malformed_push_answers_the_next_push(caplog):
     talk = Talk()
     talk.subscribe()
     assert talk.push(LARGE[:-1]) == "NONE"
@@ -411,7 +411,7 @@ def test_a_large_push_that_is_malformed_is_told_with_the_next_one(caplog):
     assert talk.cluster.values() == {"producer_connection_creation": 3.0}
 
 
-def test_other_settings_reach_a_client_that_is_connected():
+def test_changed_settings_reach_a_connected_client():
     talk = Talk(Cluster(max_clients=2))
     others = [Talk(talk.cluster) for _ in range(2)]
     for each in (talk, *others):
@@ -430,7 +430,7 @@ def test_other_settings_reach_a_client_that_is_connected():
     assert others[0].push() == "UNKNOWN_SUBSCRIPTION_ID" and others[0].subscribe()["deltaTemporality"]
 
 
-def test_settings_that_are_taken_away_ask_for_nothing_until_they_are_back():
+def test_without_settings_kproxy_asks_clients_for_nothing_until_the_settings_are_back():
     talk = Talk()
     talk.subscribe()
     assert talk.push() == "NONE"
@@ -443,7 +443,7 @@ def test_settings_that_are_taken_away_ask_for_nothing_until_they_are_back():
     assert talk.push() == "NONE"
 
 
-def test_a_push_of_nothing_ends_the_series_of_the_one_before():
+def test_an_empty_push_ends_the_series_of_the_previous_push():
     talk = Talk()
     talk.subscribe()
     assert talk.push() == "NONE" and talk.cluster.values()

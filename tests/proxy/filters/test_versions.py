@@ -1,4 +1,4 @@
-"""The versions that a client is offered: those that its rules may allow."""
+"""kproxy offers a client only the API versions that its rules may allow."""
 
 import pytest
 
@@ -10,7 +10,9 @@ from tests.proxy.live import kproxy, live, request, response
 OFFERS = [{"apiKey": key, "minVersion": 0, "maxVersion": newest} for key, newest in ((FETCH, 17), (METADATA, 13))]
 RULES = (
     Rule(action="deny", api="Fetch", version="13-", client_id="old-*"),
-    Rule(action="deny", api="Metadata", client_id="new-*"),  # whole: an authorization error says more
+    Rule(
+        action="deny", api="Metadata", client_id="new-*"
+    ),  # all versions: they stay, since an authorization error explains more
 )
 
 
