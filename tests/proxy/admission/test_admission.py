@@ -1,4 +1,4 @@
-"""Clients beyond a limit are closed at once, counted by the limit and named in the log; the others never notice."""
+"""Clients beyond a limit are closed at once, counted by limit and named in the log; other clients are not affected."""
 
 import asyncio
 from contextlib import suppress
@@ -41,7 +41,7 @@ async def talks(client, broker, number):
     "limit, value", [("max_connections", 2), ("max_connections_per_address", 2), ("max_connection_rate", 2)]
 )
 def test_a_client_beyond_a_limit_is_closed_at_once(limit, value, caplog, monkeypatch):
-    now_s = 100.0  # rates are of a clock that stands
+    now_s = 100.0  # rates are measured by a clock that stands still
     monkeypatch.setattr(admission, "monotonic", lambda: now_s)
 
     async def test():
@@ -67,7 +67,7 @@ def test_a_client_beyond_a_limit_is_closed_at_once(limit, value, caplog, monkeyp
     live(test())
 
 
-def test_those_that_are_refused_leave_no_count_behind():
+def test_refused_clients_are_not_counted_as_open_connections():
     async def test():
         limits = limited(max_connections=3, max_connections_per_address=1)
         async with kproxy(cluster=limits) as here:
@@ -115,7 +115,7 @@ def test_behind_a_balancer_the_address_is_the_clients_own():
 
 
 def test_behind_a_balancer_an_address_beyond_its_limit_gets_no_handshake(tmp_path):
-    """Else it holds all connections that there may be, and guesses passwords at any rate, and is never counted."""
+    """Otherwise one address could use up all connections and guess passwords at any rate, uncounted."""
     settings = ClientTls(**Authority(tmp_path).server().settings())
 
     async def test():
@@ -145,7 +145,7 @@ def test_behind_a_balancer_an_address_beyond_its_limit_gets_no_handshake(tmp_pat
     live(test())
 
 
-def test_who_says_nothing_is_closed_when_the_time_of_the_handshake_is_over(caplog):
+def test_a_silent_client_is_closed_after_the_handshake_timeout(caplog):
     async def test():
         async with kproxy(cluster=limited(True, handshake_timeout_s=0.3)) as here:
             silent = await Wire.dial(here.port)
@@ -161,7 +161,7 @@ def test_who_says_nothing_is_closed_when_the_time_of_the_handshake_is_over(caplo
 
 
 @pytest.mark.parametrize("limit", [1, 2])
-def test_a_request_in_parts_is_read_to_its_end_however_few_may_be_under_way(limit):
+def test_a_request_in_parts_is_read_to_its_end_at_any_limit_of_requests_in_flight(limit):
     async def test():
         async with kproxy(cluster=limited(max_requests_in_flight=limit)) as here:
             client, broker = await here.connect()
@@ -181,7 +181,7 @@ def test_a_request_in_parts_is_read_to_its_end_however_few_may_be_under_way(limi
     live(test())
 
 
-def test_of_one_connection_no_more_requests_are_under_way_than_may_be():
+def test_a_connection_has_no_more_requests_in_flight_than_its_limit():
     async def test():
         async with kproxy(cluster=limited(max_requests_in_flight=3)) as here:
             client, broker = await here.connect()

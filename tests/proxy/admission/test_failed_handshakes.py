@@ -1,4 +1,4 @@
-"""Failed handshakes: each kind is warned of once, then all of a minute together, and an end is said."""
+"""Failed handshakes: the log warns of the first of each kind, sums up each minute, and has a line at their end."""
 
 import asyncio
 import logging
@@ -52,7 +52,7 @@ def test_the_first_of_each_kind_is_logged_at_once_and_the_rest_once_a_minute(min
     live(test())
 
 
-def test_a_minute_without_failures_is_said_and_the_next_one_is_a_first_one(minutes, caplog):
+def test_a_minute_without_failures_is_logged_and_the_next_failure_counts_as_a_first_one(minutes, caplog):
     caplog.set_level(logging.INFO)
 
     async def test():
@@ -63,7 +63,7 @@ def test_a_minute_without_failures_is_said_and_the_next_one_is_a_first_one(minut
         failed.admitted += 2
         await until_said(caplog, "no handshake of a client has failed")
         assert caplog.messages[-1].endswith("and 2 clients were admitted; before, 3 failed")
-        for _ in range(3):  # nothing more comes of silence
+        for _ in range(3):  # silent minutes log nothing more
             await asyncio.sleep(0)
         assert len(caplog.messages) == 3
         failed.add(Address("10.0.0.1", 1), refused("version"))
@@ -73,7 +73,7 @@ def test_a_minute_without_failures_is_said_and_the_next_one_is_a_first_one(minut
     live(test())
 
 
-def test_addresses_are_bounded_and_a_stop_says_what_was_counted(caplog):
+def test_addresses_are_bounded_and_a_stop_logs_the_counts(caplog):
     async def test():
         failed = FailedHandshakes("shop")
         for number in range(1000):

@@ -1,4 +1,4 @@
-"""Logins that fail are in the audit, whoever tries, and however often."""
+"""The audit has the failed logins of all clients, and bounds the lines of frequent ones."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from kproxy.proxy.filters.policy.audit import MAX_NAME, Audit
 
 
 class Written:
-    """The lines of an audit, and a clock that stands."""
+    """The lines of an audit, and a clock that stands still."""
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / "audit.jsonl"
@@ -29,7 +29,7 @@ class Written:
         self._audit.close()
 
 
-def test_a_line_says_who_from_where_by_what_and_why(tmp_path: Path) -> None:
+def test_a_line_has_the_user_the_address_the_mechanism_and_the_reason(tmp_path: Path) -> None:
     written = Written(tmp_path)
     written.add("10.0.0.1", "al\nice\x1b[31m\u202e", error="x" * 10_000)
     written.now_s += 1
@@ -54,7 +54,7 @@ def test_a_line_says_who_from_where_by_what_and_why(tmp_path: Path) -> None:
     written.close()
 
 
-def test_whoever_guesses_gets_a_line_a_second_and_the_rest_are_counted(tmp_path: Path) -> None:
+def test_a_client_that_guesses_gets_one_line_a_second_and_its_other_failures_are_counted(tmp_path: Path) -> None:
     written = Written(tmp_path)
     for _ in range(1000):
         written.add("10.0.0.1")
@@ -70,7 +70,7 @@ def test_whoever_guesses_gets_a_line_a_second_and_the_rest_are_counted(tmp_path:
     written.close()
 
 
-def test_a_flood_from_everywhere_is_as_slow_as_one_and_takes_no_memory(tmp_path: Path) -> None:
+def test_failures_from_many_addresses_share_one_rate_of_lines_and_bounded_memory(tmp_path: Path) -> None:
     written = Written(tmp_path)
     for number in range(100_000):
         written.now_s = 100 + number / 10_000

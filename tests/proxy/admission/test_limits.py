@@ -1,4 +1,4 @@
-"""Who comes in: counts that always come back to nothing, rates that hold over any second, memory that has a bound."""
+"""Limits of connections: counts return to zero, rates hold over any second, and memory has a bound."""
 
 import pytest
 from hypothesis import given
@@ -40,14 +40,14 @@ def test_a_bucket_lets_in_a_second_worth_at_once_and_its_rate_from_then_on(rate,
             assert last - first + 1 <= allowed + 1e-3
 
 
-def test_a_rate_is_not_only_kept_but_reached():
+def test_a_bucket_reaches_its_rate():
     bucket = Bucket(10)
     assert sum(bucket.take(5.0) for _ in range(100)) == 10
     assert sum(bucket.take(5.0 + tick / 100) for tick in range(1000)) == 99
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from("abc"))))
-def test_what_comes_and_goes_is_counted_to_nothing(steps):
+def test_the_counts_are_zero_after_all_connections_have_ended(steps):
     limits = ConnectionLimits(Limits(max_connections=4, max_connections_per_address=2))
     inside = []
     for comes, host in steps:
@@ -100,7 +100,7 @@ def test_addresses_that_many_share_are_not_limited():
         (128, ["2001:0:a00:1:8000:1:3fff:fdfb", "2001:0:a00:2::2:3fff:fdfb"], 2),
     ],
 )
-def test_whoever_has_a_network_of_ipv6_counts_as_one_address(prefix, hosts, let_in):
+def test_an_ipv6_network_counts_as_one_address(prefix, hosts, let_in):
     limits = ConnectionLimits(Limits(max_connections_per_address=1, ipv6_prefix=prefix))
     inside = [host for host in hosts if limits.enter_from(host, 0.0) is None]
     assert len(inside) == let_in
@@ -111,7 +111,7 @@ def test_whoever_has_a_network_of_ipv6_counts_as_one_address(prefix, hosts, let_
     assert sum(rates.enter_from(host, 0.0) is None for host in hosts) == let_in
 
 
-def test_an_unlimited_address_takes_no_count_of_its_network_with_it():
+def test_the_end_of_an_unlimited_address_leaves_the_count_of_its_network_unchanged():
     limits = ConnectionLimits(Limits(max_connections_per_address=1, unlimited_addresses=["2001:db8::1"]))
     assert limits.enter_from("2001:db8::2", 0.0) is None
     assert limits.enter_from("2001:db8::1", 0.0) is None
@@ -119,7 +119,7 @@ def test_an_unlimited_address_takes_no_count_of_its_network_with_it():
     assert limits.enter_from("2001:db8::3", 0.0) == module.CONNECTIONS_PER_ADDRESS
 
 
-def test_a_flood_from_everywhere_takes_bounded_memory_and_shares_one_rate():
+def test_clients_from_many_addresses_take_bounded_memory_and_share_one_rate():
     limits = ConnectionLimits(Limits(max_connection_rate_per_address=2))
     let_in = sum(limits.enter_from(f"address {number}", 1.0) is None for number in range(3 * MAX_ADDRESSES))
     assert len(limits._buckets) == MAX_ADDRESSES

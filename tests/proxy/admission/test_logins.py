@@ -91,7 +91,7 @@ async def logged_in(wire: Wire, name: str = "alice", number: int = 1) -> dict[st
 
 
 async def answers(broker: Broker) -> Wire:
-    """A broker's end on which Metadata is answered for ever."""
+    """The broker's end of a connection, which answers each Metadata request."""
     wire = await broker.accept()
 
     async def serve() -> None:
@@ -133,8 +133,8 @@ def counted(here: Live) -> dict[tuple[str, str, str], int]:
     return {key: count for key, count in cells.authentications.items() if count}
 
 
-def test_the_id_of_a_client_is_known_from_its_login_on(tmp_path: Path) -> None:
-    """One that only asks for Metadata, of which no client id is read."""
+def test_kproxy_knows_a_client_id_from_the_login_on(tmp_path: Path) -> None:
+    """The client only sends Metadata requests, of which kproxy reads no client id."""
 
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
@@ -146,7 +146,7 @@ def test_the_id_of_a_client_is_known_from_its_login_on(tmp_path: Path) -> None:
     live(test())
 
 
-def test_clients_that_stop_in_the_middle_of_large_requests_make_room(
+def test_clients_that_stop_within_large_requests_are_closed_to_free_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(authentication, "MAX_HELD_TOGETHER", 2 * MAX_FRAME)
@@ -173,7 +173,7 @@ def test_clients_that_stop_in_the_middle_of_large_requests_make_room(
     assert "did not go on with a large request before its login" in caplog.text
 
 
-def test_a_client_newer_than_its_broker_is_told_as_a_broker_tells_it(tmp_path: Path) -> None:
+def test_a_client_newer_than_its_broker_gets_the_answer_that_a_broker_gives(tmp_path: Path) -> None:
     """KIP-511: an ApiVersions that the broker does not know is answered in version 0, and the client asks again."""
 
     async def test() -> None:
@@ -194,7 +194,7 @@ def test_a_client_newer_than_its_broker_is_told_as_a_broker_tells_it(tmp_path: P
 
 
 class Timers:
-    """The loop, with timers whose time passes when the test says so."""
+    """The event loop, with timers whose clock the test advances."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -215,7 +215,7 @@ class Timers:
         return getattr(asyncio.get_running_loop(), name)
 
 
-def test_a_session_that_is_renewed_goes_on_and_one_that_is_not_ends_with_the_next_request(
+def test_a_renewed_session_goes_on_and_an_expired_one_ends_with_its_next_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     timers = Timers()
@@ -230,7 +230,7 @@ def test_a_session_that_is_renewed_goes_on_and_one_that_is_not_ends_with_the_nex
                 timers.passes(0.3 * SESSION_S)  # together more than one lasts
                 assert (await asked(client, METADATA, 12, {"topics": []}, number))["brokers"]
                 assert (await logged_in(client, number=number))["sessionLifetimeMs"] == SESSION_S * 1000
-            timers.passes(1.1 * SESSION_S)  # expired: to log in is all that is left, and it helps
+            timers.passes(1.1 * SESSION_S)  # expired: the client may only log in again, and that renews the session
             assert (await logged_in(client))["errorCode"] == 0
             assert (await asked(client, METADATA, 12, {"topics": []}))["brokers"]
             timers.passes(1.1 * SESSION_S)
@@ -270,8 +270,8 @@ def test_a_login_in_the_middle_must_be_the_same_users(tmp_path: Path, mechanism:
     live(test())
 
 
-def test_whoever_is_removed_renews_no_session(tmp_path: Path) -> None:
-    """Though nobody else logs in, for whom the file would be read."""
+def test_a_removed_user_cannot_renew_a_session(tmp_path: Path) -> None:
+    """This holds though no other login makes kproxy read the file."""
 
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
@@ -284,7 +284,7 @@ def test_whoever_is_removed_renews_no_session(tmp_path: Path) -> None:
     live(test())
 
 
-def test_a_key_that_is_withdrawn_renews_no_session(tmp_path: Path) -> None:
+def test_a_token_signed_by_a_withdrawn_key_renews_no_session(tmp_path: Path) -> None:
     settings = """
 [cluster.authentication]
 mechanisms = ["OAUTHBEARER"]
@@ -311,13 +311,13 @@ failure_delay_s = 0
             await answers(here.broker)
             assert await logged_in(client) == b""
             keys.write_bytes(jwks(jwk(OTHER, kid="one")))
-            while await logged_in(client) == b"":  # noqa: ASYNC110 - keys are loaded beside
+            while await logged_in(client) == b"":  # noqa: ASYNC110 - keys are loaded in the background
                 await asyncio.sleep(0.05)
 
     live(test(), within_s=20)
 
 
-def test_one_login_in_the_middle_is_refused_and_those_behind_it_are_not_even_checked(tmp_path: Path) -> None:
+def test_a_refused_login_within_a_session_stops_the_checks_of_later_ones(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
             client = await dialled(here)
@@ -352,7 +352,7 @@ def test_after_a_login_that_was_refused_nothing_is_served(
             behind = request(METADATA, 12, 3, {"topics": []})
             if sent == "in two reads":
                 await client.send(wrong[:-3])
-                await client.frame()  # so that the first part was read
+                await client.frame()  # waits until kproxy has read the first part
                 await client.send(wrong[-3:] + behind)
             else:
                 await client.send(wrong + behind if sent == "together" else wrong)
@@ -371,8 +371,8 @@ def test_after_a_login_that_was_refused_nothing_is_served(
     live(test())
 
 
-def test_whoever_logs_in_while_a_policy_comes_is_not_served_without_it_for_ever(tmp_path: Path) -> None:
-    """Its connection was begun by the former settings. It has always one more request unanswered, as consumers have."""
+def test_a_client_that_logs_in_during_a_change_of_policy_is_drained(tmp_path: Path) -> None:
+    """kproxy accepted it under the former settings. Like a consumer, it always has one more request in flight."""
 
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
@@ -382,7 +382,7 @@ def test_whoever_logs_in_while_a_policy_comes_is_not_served_without_it_for_ever(
             cluster = now.clusters[0].model_copy(update={"policy": (Rule(action="deny", topic="secret-*"),)})
             new = now.model_copy(update={"clusters": (cluster,)})
             await here.server.reconfigure(new, changes(now, new))
-            await answers(here.broker)  # which is asked anew for its brokers
+            await answers(here.broker)  # after the reload kproxy asks it for the brokers again
             token = await asked(client, AUTHENTICATE, 2, {"authBytes": b"\0alice\0pass of alice"})
             assert token["errorCode"] == 0
             await answers(here.broker)
@@ -396,7 +396,7 @@ def test_whoever_logs_in_while_a_policy_comes_is_not_served_without_it_for_ever(
     live(test())
 
 
-def test_what_a_broker_says_of_versions_is_said_before_the_login_and_asked_once(tmp_path: Path) -> None:
+def test_clients_get_the_versions_of_the_broker_before_their_login_and_kproxy_asks_once(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path, AUTHENTICATION) as here:
             await ready(here)
@@ -424,7 +424,7 @@ def test_what_a_broker_says_of_versions_is_said_before_the_login_and_asked_once(
 def test_pushes_of_metrics_are_offered_before_the_login_and_taken_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker_takes_pushes: bool
 ) -> None:
-    """As librdkafka asks: for versions once, before its login. A broker that takes pushes itself gets them."""
+    """librdkafka asks for versions once, before its login. A broker that takes pushes itself gets them."""
     if broker_takes_pushes:
         own = [{"apiKey": key, "minVersion": 0, "maxVersion": 0} for key in (SUBSCRIPTIONS, 72)]
         monkeypatch.setattr(sys.modules[__name__], "OFFERS", [*OFFERS, *own])
@@ -458,7 +458,7 @@ def test_pushes_of_metrics_are_offered_before_the_login_and_taken_after_it(
     live(test())
 
 
-def test_a_login_that_is_kproxys_own_business_never_reaches_the_broker(tmp_path: Path) -> None:
+def test_a_login_that_kproxy_answers_never_reaches_the_broker(tmp_path: Path) -> None:
     async def test() -> None:
         async with served(tmp_path, LOGIN) as here:
 
@@ -491,7 +491,7 @@ def test_a_login_that_is_kproxys_own_business_never_reaches_the_broker(tmp_path:
             assert await broker.frame() == whole
             assert (await client.frame())[4:8] == b"\0\0\0\x04"
             await client.send(request(AUTHENTICATE, 2, 6, {"authBytes": b"x" * 100_000}))
-            with suppress(ConnectionResetError):  # not all of it was read
+            with suppress(ConnectionResetError):  # kproxy closes without reading all of it
                 assert await client.rest() == b""
             assert await broker.rest() == b""
             assert counted(here) == {("broker", "PLAIN", "success"): 2}
@@ -499,7 +499,7 @@ def test_a_login_that_is_kproxys_own_business_never_reaches_the_broker(tmp_path:
     live(test())
 
 
-def test_a_secret_that_would_be_readable_on_the_network_is_warned_of(
+def test_kproxy_warns_of_a_secret_that_would_be_readable_on_the_network(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = Broker()
@@ -518,7 +518,7 @@ def test_a_secret_that_would_be_readable_on_the_network_is_warned_of(
     broker.close()
 
 
-def test_users_that_everybody_on_the_machine_can_add_are_warned_of(
+def test_kproxy_warns_of_a_users_file_that_everybody_can_write(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     broker = Broker()
@@ -595,7 +595,7 @@ failure_delay_s = 0
 """
 
 
-def test_logins_that_fail_are_in_the_audit_first_ones_and_renewals(
+def test_failed_logins_are_in_the_audit_first_ones_and_renewals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(failed_logins, "_PER_ADDRESS_S", 0.0)
@@ -655,7 +655,7 @@ def test_logins_that_fail_are_in_the_audit_first_ones_and_renewals(
 def test_a_connection_that_ends_in_the_middle_of_a_renewal_is_an_outcome(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    """Of kproxy's login at the broker, and of the client's at kproxy: neither is answered any more."""
+    """kproxy renews its login at the broker, the client its own at kproxy; neither gets an answer."""
     due = asyncio.Event()  # kproxy's renewal
     patched = SimpleNamespace(**vars(asyncio))
     patched.sleep = lambda _: due.wait()
@@ -707,7 +707,7 @@ def test_a_connection_that_ends_in_the_middle_of_a_renewal_is_an_outcome(
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "OAUTHBEARER"])
-def test_a_token_of_a_renewal_is_checked_beside_the_loop(
+def test_the_token_of_a_renewal_is_checked_outside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mechanism: str
 ) -> None:
     """While the check of one client's lasts, another is served; its own next request waits for the check."""
@@ -792,8 +792,8 @@ def test_a_connection_that_ends_while_its_token_is_checked_leaves_nothing_behind
 @pytest.mark.parametrize(
     "settings", [LOGIN.replace("PLAIN", "SCRAM-SHA-256"), AUTHENTICATION], ids=["at brokers", "of clients"]
 )
-def test_what_checks_scram_is_imported_before_anybody_logs_in(tmp_path: Path, settings: str) -> None:
-    """In a process of its own, whose modules nobody else has imported."""
+def test_the_modules_that_check_scram_are_imported_before_the_first_login(tmp_path: Path, settings: str) -> None:
+    """This runs in a process of its own, where no other test has imported modules."""
 
     async def test() -> None:
         broker = Broker()

@@ -1,4 +1,4 @@
-"""Clients behind HAProxy are known by their own addresses, and a balancer before the brokers is told of them."""
+"""PROXY protocol: kproxy learns client addresses from HAProxy, and sends them to a balancer before the brokers."""
 
 import asyncio
 import shutil
@@ -79,7 +79,7 @@ def test_behind_haproxy_a_client_has_its_own_address(option, tmp_path):
 
 @needs_haproxy
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_haproxy_before_the_brokers_is_told_of_clients(version, tmp_path):
+def test_haproxy_before_the_brokers_gets_the_addresses_of_clients(version, tmp_path):
     """HAProxy reads our header, writes one of its own, and that one names the client."""
 
     async def test():
@@ -110,8 +110,8 @@ async def header_of(wire):
     return found
 
 
-def test_brokers_that_do_not_read_the_header_are_told_of(caplog):
-    """As Kafka does, whose limit of a request is below what the header says as a size."""
+def test_the_log_names_brokers_that_do_not_read_the_header(caplog):
+    """Kafka closes: it reads the header as a request's size, which is above its limit."""
 
     async def hang_up(reader, writer):
         await reader.read(1 << 16)
@@ -171,7 +171,7 @@ def test_a_check_of_the_balancer_itself_is_a_client_like_any_other():
             (await Wire.dial(here.port)).close()  # a check whether the port is open
             behind = await Wire.dial(here.port)
             await behind.send(write("v2"))
-            await here.broker.accept()  # so the check was accepted before
+            await here.broker.accept()  # by then kproxy has accepted the check, which came before
             await here.until(lambda: here.server.relays.worker.gate.connections == 2)  # and has gone
             assert not here.counted.disconnects
 
@@ -188,7 +188,7 @@ def test_a_check_of_the_balancer_itself_is_a_client_like_any_other():
         (b"\r\n\r\n\0\r\nQUIT\n\x21\x11\xff\xff", "at most"),
     ],
 )
-def test_without_a_header_nobody_comes_in_and_the_log_says_why(sent, why, caplog):
+def test_a_client_without_a_header_is_refused_and_the_log_has_the_reason(sent, why, caplog):
     async def test():
         async with kproxy(cluster=EXPECTED) as here:
             client = await Wire.dial(here.port)
@@ -202,7 +202,7 @@ def test_without_a_header_nobody_comes_in_and_the_log_says_why(sent, why, caplog
     live(test())
 
 
-def test_who_is_no_balancer_is_not_believed(caplog):
+def test_a_header_from_an_address_that_is_no_balancer_is_refused(caplog):
     async def test():
         async with kproxy(cluster=EXPECTED | {"trusted_proxies": NOBODY}) as here:
             client = await Wire.dial(here.port)
@@ -215,7 +215,7 @@ def test_who_is_no_balancer_is_not_believed(caplog):
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_a_header_that_nobody_expects_is_named_with_its_mend(version, caplog):
+def test_the_log_names_an_unexpected_header_and_the_setting_for_it(version, caplog):
     async def test():
         async with kproxy() as here:
             client, _ = await here.connect()

@@ -78,11 +78,11 @@ def _hello(name):
 
 
 def results(here, side="client"):
-    """Handshakes by result, those that never happened left out."""
+    """Handshakes by result, without results that never occurred."""
     return {name: count for name, count in here.server.metrics.clusters["default"].tls[side].results.items() if count}
 
 
-def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
+def test_tls_towards_clients_alone_works_and_the_log_names_each_mistake(authority, caplog):
     async def test():
         tls = ClientTls(**authority.server().settings(), ca=authority.bundle, client_certificates="required")
         async with kproxy(cluster={"tls": tls}) as here:
@@ -93,7 +93,7 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
             assert (row["principal"], row["tls"]) == ("User:CN=alice,OU=kafka clients,O=Example", "TLSv1.3")
             plain = await Wire.dial(here.port)
             await plain.send(request(METADATA, 12, 1))
-            with suppress(ConnectionResetError):  # what it sent is unread
+            with suppress(ConnectionResetError):  # kproxy closes without reading its bytes
                 assert await plain.rest() == b""
             http = await Wire.dial(here.port)
             await http.send(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -147,7 +147,7 @@ def test_towards_clients_alone_and_each_mistake_is_named(authority, caplog):
     assert "before it sent anything" not in caplog.text  # a balancer looks every second whether the port is open
 
 
-def test_probes_are_counted_and_not_warned_of_and_clients_that_leave_are(authority, caplog):
+def test_probes_are_counted_without_a_warning_and_clients_that_leave_get_one(authority, caplog):
     """A probe ends before its ClientHello is whole, by FIN or by RST."""
 
     async def test():
@@ -184,7 +184,7 @@ def _only_old(authority):
     return context
 
 
-def test_a_client_whose_certificate_has_expired_is_told_of_another_one(authority, caplog):
+def test_the_log_names_the_expired_certificate_of_a_client(authority, caplog):
     async def test():
         tls = ClientTls(**authority.server().settings(), ca=authority.bundle, client_certificates="required")
         async with kproxy(cluster={"tls": tls}) as here:
@@ -273,7 +273,7 @@ def test_towards_brokers_alone_with_a_certificate_of_kproxy(authority):
         (None, r"speaks TLS: .*\[cluster.upstream_tls\]", None),
     ],
 )
-def test_what_is_wrong_with_a_brokers_tls_is_told_by_ready(settings, reason, result, authority):
+def test_ready_reports_the_fault_of_a_brokers_tls(settings, reason, result, authority):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(authority.other_name().certificate, authority.other_name().key)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -384,7 +384,7 @@ def test_principals_by_rules(rules, principal, authority, caplog):
     assert principal or "no rule of principal_mapping_rules takes" in caplog.text
 
 
-def test_a_subject_that_is_too_long_for_rules_is_nobody(authority, caplog):
+def test_a_subject_that_is_too_long_for_rules_gives_no_principal(authority, caplog):
     async def test():
         tls = ClientTls(**authority.server().settings(), ca=authority.bundle, client_certificates="required")
         async with kproxy(cluster={"tls": tls}) as here:
@@ -416,7 +416,7 @@ def test_certificates_that_are_not_accepted_are_in_the_audit(authority, monkeypa
                     refused = await dial(here, trusting(authority, client))
                     await refused.rest()
                 await here.until(lambda number=number: sum(results(here).values()) == number)
-            (await Wire.dial(here.port)).close()  # is no login
+            (await Wire.dial(here.port)).close()  # a connection without a login
             await here.until(lambda: sum(results(here).values()) == 4)
 
     live(test())
@@ -478,7 +478,7 @@ def test_certificates_change_and_connections_stay(authority, monkeypatch, tmp_pa
     live(test())
 
 
-def test_what_is_wrong_with_files_is_a_fault_of_the_settings(authority):
+def test_a_faulty_certificate_file_is_a_fault_of_the_settings(authority):
     async def test():
         tls = ClientTls(certificate=authority.bundle, key=authority.server().key)
         with pytest.raises(ConfigError, match=r"default: tls\.key: .* is not the key of"):
@@ -489,7 +489,7 @@ def test_what_is_wrong_with_files_is_a_fault_of_the_settings(authority):
 
 
 @pytest.mark.parametrize("sent", [1, 100, None], ids=["one byte", "a part of the hello", "the whole hello"])
-def test_handshakes_that_are_left_open_keep_nobody_out(authority, monkeypatch, caplog, sent):
+def test_unfinished_handshakes_do_not_keep_other_clients_out(authority, monkeypatch, caplog, sent):
     monkeypatch.setattr(handshakes, "AT_ONCE", 2)
 
     async def test():
@@ -528,7 +528,7 @@ def test_a_server_name_that_is_not_ascii_is_refused_without_a_traceback(authorit
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_a_handshake_byte_by_byte_is_one_like_others(authority):
+def test_a_handshake_that_arrives_byte_by_byte_succeeds(authority):
     async def test():
         async with kproxy(cluster={"tls": ClientTls(**authority.server().settings())}) as here:
             wire = await Wire.dial(here.port)
@@ -549,7 +549,7 @@ def test_a_handshake_byte_by_byte_is_one_like_others(authority):
     live(test())
 
 
-def test_who_says_nothing_is_given_up_and_keeps_nobody_waiting(authority, monkeypatch):
+def test_a_silent_client_is_closed_and_delays_no_other_client(authority, monkeypatch):
     monkeypatch.setattr(handshakes, "AT_ONCE", 2)
 
     async def test():
@@ -578,8 +578,8 @@ def test_a_client_that_resets_before_it_is_accepted_is_counted(authority):
     live(test())
 
 
-def test_whatever_stands_where_a_handshake_should_be_ends_in_a_refusal(authority):
-    """Random bytes, cut and changed hellos, handshakes that are given up: nothing hangs, and nothing is a defect."""
+def test_bytes_that_are_no_handshake_end_in_a_refusal(authority):
+    """Random bytes, truncated and changed hellos, abandoned handshakes: none hangs or raises an unexpected error."""
     dice = random.Random(5)
     to_server, from_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     hello = trusting(authority).wrap_bio(to_server, from_client, server_hostname="localhost")

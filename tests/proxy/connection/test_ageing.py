@@ -1,4 +1,4 @@
-"""Connections that are idle or old end between two requests; those that wait for an answer are neither."""
+"""Idle and old connections are closed between two requests, never while an answer is due."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def limited(**limits):
 
 @pytest.fixture
 def passes(monkeypatch):
-    """passes(here, seconds): so much later by the clock of the wheel, which then has its turn."""
+    """passes(here, seconds): advance the clock of the wheel by so much, and run the wheel."""
     now_s = 1000.0
     monkeypatch.setattr(ageing, "monotonic", lambda: now_s)
 
@@ -44,16 +44,16 @@ def passes(monkeypatch):
         (8.0, 1.0, 1001.0),
     ],
 )
-def test_a_connection_is_checked_so_often(monkeypatch, idle_s, age_s, check):
+def test_the_interval_of_checks_follows_from_the_limits(monkeypatch, idle_s, age_s, check):
     monkeypatch.setattr(ageing, "AGE_JITTER", 0)
     watched = ageing._Watched(1, Limits(idle_timeout_s=idle_s, max_age_s=age_s), 1000.0, lambda setting: None)
     assert watched.due(1000.0) == check
-    watched.steps = watched.steps[1:]  # it ends: it is idle no more
+    watched.steps = watched.steps[1:]  # it closes, and is idle no more
     watched.ends_at = 1500.0
     assert watched.due(1000.0) == 1060.0 and watched.due(1470.0) == 1500.0
 
 
-def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(passes):
+def test_an_idle_connection_is_closed_and_one_in_use_or_with_a_request_in_flight_is_not(passes):
     async def test():
         async with kproxy(**limited(idle_timeout_s=2.0)) as here:
             idle, idle_broker = await here.connect()
@@ -78,7 +78,7 @@ def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(passes):
             await here.until(lambda: here.relays == 2)
             assert here.counted.disconnects == {"idle_timeout": 1}
             assert here.limits == {"idle_timeout_s": 1}
-            passes(here, 4)  # a look at each
+            passes(here, 4)  # each is checked
             passes(here, 4)  # now they are
             await here.until(lambda: here.relays == 0)
 
@@ -87,14 +87,14 @@ def test_an_idle_connection_ends_and_one_that_is_used_or_waits_does_not(passes):
 
 @pytest.mark.parametrize("part", (request(HEARTBEAT, 4, 1)[:-1], b"GET", b"\x16\3", b"\0"))
 def test_a_connection_that_stops_in_the_middle_of_a_request_is_idle_too(passes, part):
-    """Also before the size of its first request is whole, whatever it is."""
+    """This includes a connection that has not sent all bytes of its first request's size."""
 
     async def test():
         async with kproxy(**limited(idle_timeout_s=2.0)) as here:
             client, _ = await here.connect()
             await client.send(part)
             await here.until(lambda: _relay(here).session.received_bytes[CLIENT] == len(part))
-            passes(here, 2)  # a look at what has come
+            passes(here, 2)  # a check that sees new bytes
             assert not here.limits
             passes(here, 2)
             assert await client.rest() == b""
@@ -104,7 +104,7 @@ def test_a_connection_that_stops_in_the_middle_of_a_request_is_idle_too(passes, 
     live(test())
 
 
-def test_an_old_connection_gets_the_answers_that_are_due_and_is_asked_to_come_again(passes):
+def test_an_old_connection_gets_the_answers_that_are_due_and_is_then_closed(passes):
     async def test():
         async with kproxy(**limited(max_age_s=3600.0)) as here:
             client, broker = await here.connect()
@@ -123,7 +123,7 @@ def test_an_old_connection_gets_the_answers_that_are_due_and_is_asked_to_come_ag
     live(test())
 
 
-def test_an_old_connection_that_is_never_without_a_request_is_read_no_further(passes):
+def test_kproxy_stops_reading_an_old_connection_that_always_has_a_request_in_flight(passes):
     async def test():
         async with kproxy(**limited(max_age_s=60.0)) as here:
             client, broker = await here.connect()
@@ -150,7 +150,7 @@ def _relay(here):
     return relay
 
 
-def test_the_wheel_forgets_those_that_have_closed_and_stops_when_it_is_empty(monkeypatch, passes):
+def test_the_wheel_drops_closed_connections_and_stops_when_it_is_empty(monkeypatch, passes):
     monkeypatch.setattr(ageing, "SLICE", 3)
 
     async def test():

@@ -47,7 +47,7 @@ async def answer_names(broker: Broker) -> list[UUID]:
     return asked
 
 
-def test_a_topic_that_is_called_by_an_unknown_id_is_refused_until_kproxy_has_asked_for_its_name():
+def test_a_request_with_an_unknown_topic_id_is_refused_until_kproxy_has_learned_the_name():
     policy = (Rule(action="deny", topic="secret-*"),)
 
     async def talk() -> None:
@@ -74,13 +74,13 @@ def test_a_topic_that_is_called_by_an_unknown_id_is_refused_until_kproxy_has_ask
             (cells,) = here.server.metrics.clusters.values()
             assert cells.refusals["Fetch", "rule"] == 1
             assert cells.refusals["Fetch", "unknown_topic_id"] == 2
-            assert cells.refusals["Produce", "rule"] == 0  # born at 0
+            assert cells.refusals["Produce", "rule"] == 0  # the series begins at 0
 
     live(talk())
 
 
-def test_clients_that_hold_all_of_the_room_and_do_not_go_on_make_room_for_others(monkeypatch):
-    """Their requests would be decided once they are whole."""
+def test_clients_that_stop_within_requests_and_hold_all_memory_are_closed_for_others(monkeypatch):
+    """A policy can decide their requests only when they are complete, so kproxy holds their bytes."""
 
     def produce(size: int) -> bytes:
         data = [{"name": "orders", "partitionData": [{"index": 0, "records": b"r" * size}]}]
@@ -90,7 +90,7 @@ def test_clients_that_hold_all_of_the_room_and_do_not_go_on_make_room_for_others
         policy = (Rule(action="deny", topic="secret-*"),)
         async with kproxy(cluster={"policy": policy}, max_held_bytes=1 << 20) as here:
             held = here.server.relays.worker.held
-            monkeypatch.setattr(interest, "HELD_PATIENCE_NS", 1 << 62)  # at first everybody has some time left
+            monkeypatch.setattr(interest, "HELD_PATIENCE_NS", 1 << 62)  # at first no request has used up its time
             idle = []
             for _ in range(4):
                 idle.append(await here.connect())
@@ -110,7 +110,7 @@ def test_clients_that_hold_all_of_the_room_and_do_not_go_on_make_room_for_others
             assert await broker.frame() == whole
             await here.until(lambda: here.relays == 4)
             with suppress(OSError):
-                assert await idle[0][0].rest() == b""  # who has waited for longest
+                assert await idle[0][0].rest() == b""  # the connection that has waited for longest
             await idle[1][0].send(produce(250_000)[-1:])
             assert await idle[1][1].frame() == produce(250_000)  # the others have lost nothing
             for wire in (*(wire for pair in idle for wire in pair), client, broker):
@@ -123,7 +123,7 @@ def test_clients_that_hold_all_of_the_room_and_do_not_go_on_make_room_for_others
 
 
 def test_the_audit_is_complete_when_kproxy_has_stopped(tmp_path):
-    """Of the first line on, however soon the stop comes: the file, and what the metrics say of it."""
+    """The file and its metrics have every line from the first one on, even if the stop follows at once."""
     policy = (Rule(action="deny", topic="secret-*"),)
     path = tmp_path / "audit.jsonl"
 
@@ -162,8 +162,8 @@ def test_a_listener_without_a_policy_has_no_authorizer():
     live(talk())
 
 
-def test_clients_that_come_all_at_once_leave_their_turns_to_those_that_are_there(monkeypatch):
-    """Each that comes costs a millisecond or two until its first request has gone: a few of them, then all others."""
+def test_many_new_clients_at_once_do_not_delay_connected_ones(monkeypatch):
+    """Each new client costs a millisecond or two up to its first request: a turn admits a few, then serves others."""
     came: list[int] = [0]  # by turn of the loop
     admit = Admission.admit
 

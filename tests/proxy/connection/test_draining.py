@@ -55,8 +55,8 @@ def test_idle_connections_are_closed_one_by_one_over_the_time():
     live(test())
 
 
-def test_clients_that_ask_all_the_time_get_all_their_answers():
-    """Three requests at once, and the next three when those are answered; whoever sees an end comes back elsewhere."""
+def test_clients_that_send_requests_without_a_pause_get_all_their_answers():
+    """Three requests at once, and three more after their answers; a client whose connection ends connects elsewhere."""
 
     async def test():
         broker = Broker()
@@ -85,8 +85,8 @@ def test_clients_that_ask_all_the_time_get_all_their_answers():
     live(test())
 
 
-def test_a_client_with_many_requests_in_flight_is_read_no_further_from_an_early_moment_on(monkeypatch):
-    """Its broker answers slowly: it has the rest of the time for the requests that came before."""
+def test_kproxy_soon_stops_reading_a_client_with_many_requests_in_flight(monkeypatch):
+    """Its broker answers slowly, and gets the rest of the drain's time for the earlier requests."""
     monkeypatch.setattr(draining, "EARLY_SHARE", 0.005)
     drained, drain_relay = [], Relay.drain
     monkeypatch.setattr(Relay, "drain", lambda relay, *cause: (drained.append(relay), drain_relay(relay, *cause)))
@@ -124,7 +124,7 @@ def test_a_client_with_many_requests_in_flight_is_read_no_further_from_an_early_
 
 
 class Stuck:
-    """What a drain asks of a relay; its requests are never answered. Counts what is asked of all in each turn."""
+    """The part of a relay that a drain calls; its requests are never answered. Counts all calls per turn."""
 
     turn = 0
     asked: ClassVar[dict[int, int]] = {}
@@ -150,7 +150,7 @@ class Stuck:
         self._ask(cause)
 
 
-def test_connections_that_do_not_finish_are_ended_some_in_each_turn():
+def test_connections_that_do_not_finish_are_closed_a_few_in_each_turn_of_the_loop():
     """Others wait meanwhile: those of other clusters, or of other brokers."""
 
     async def test():
@@ -227,7 +227,7 @@ def test_a_client_that_never_pauses_is_closed_in_time_between_two_requests(monke
     live(test())
 
 
-def test_the_wait_ends_at_once_when_it_is_told_to():
+def test_the_wait_of_a_drain_ends_at_once_on_request():
     async def test():
         async with kproxy() as here:
             client, _ = await here.connect()
@@ -244,7 +244,7 @@ def test_the_wait_ends_at_once_when_it_is_told_to():
     live(test())
 
 
-def test_during_the_delay_it_is_not_ready_and_serves_all_the_same(monkeypatch):
+def test_during_the_delay_kproxy_is_not_ready_and_still_serves_clients(monkeypatch):
     delays_s = []
 
     async def test():
@@ -259,7 +259,7 @@ def test_during_the_delay_it_is_not_ready_and_serves_all_the_same(monkeypatch):
             stopping = asyncio.create_task(here.server.stop())
             await here.until(lambda: delays_s)
             assert delays_s == [2] and here.server.not_ready() == ["draining"]
-            client, wire = await here.connect()  # of somebody who has not heard of it yet
+            client, wire = await here.connect()  # a client that has not learned of the drain yet
             await client.send(request(HEARTBEAT, 4, 7))
             await wire.frame()
             await wire.send(response(HEARTBEAT, 4, 7))

@@ -1,4 +1,4 @@
-"""What an operator sees of connections and does to them, on a worker with relays of three clusters."""
+"""The operator's view of connections and commands on them, on a worker with relays of three clusters."""
 
 import logging
 from dataclasses import replace
@@ -55,7 +55,7 @@ def pending(number, start=NOW_NS - 1_500_000_000, end=5, begun=NONE, client_id="
     )
 
 
-def test_a_row_has_the_names_of_its_connection_cut():
+def test_a_row_has_the_names_of_its_connection_truncated():
     row = operating.connection_row(Relay(5, "east", [pending(1)], client_id="c" * 257, software=("a" * 255, "1")))
     assert row == {
         "number": 5,
@@ -78,7 +78,7 @@ def test_a_row_has_the_names_of_its_connection_cut():
     assert (bare["client_id"], bare["software"], bare["requests_pending"]) == (None, None, 0)
 
 
-def test_requests_in_flight_say_how_far_they_are():
+def test_the_rows_of_requests_in_flight_show_their_progress():
     asked = [pending(1), pending(2, NOW_NS + 5, NONE, client_id=""), pending(3, begun=0)]
     assert operating.requests(worker(Relay(5, "east")), 6) is None
     assert operating.requests(worker(Relay(5, "east")), 5) == []
@@ -128,7 +128,7 @@ def test_open_connections_are_drained_by_number_by_cluster_or_all(number, cluste
     assert all(relay.done == [("finish", "operator")] for relay in relays if relay.done)
 
 
-def test_the_log_level_is_told_and_set():
+def test_the_log_level_is_read_and_set():
     logging.getLogger().setLevel(logging.WARNING)
     assert operating.log_level(worker(), None) == "warning"
     for level in ("debug", "info", "warning", "error"):
@@ -142,7 +142,7 @@ def test_without_a_flight_recorder_there_is_no_dump():
     operating.dump_found(worker(), "name", "text")
 
 
-def test_the_line_of_an_ended_connection_has_a_value_for_each_place():
+def test_the_log_line_of_an_ended_connection_has_a_value_for_each_placeholder():
     relay = Relay(5, "east")
     fields = list(operating.end_fields(relay, NOW_NS))
     assert operating.END_LINE % ("idle", *fields) == (
