@@ -1,4 +1,4 @@
-"""Clients' logins, answered as brokers answer: every mechanism, every refusal, and whatever else a client may send."""
+"""Clients' logins, answered as brokers answer: every mechanism, every refusal, and any other bytes of a client."""
 
 import asyncio
 import threading
@@ -120,7 +120,7 @@ def refused(users: UsersFile, name: str, **more: Any) -> tuple[UpstreamError | E
 
 @pytest.mark.parametrize("newest", [2, 0, -1])
 @pytest.mark.parametrize("name", ALL)
-def test_who_knows_the_password_gets_in(users: UsersFile, name: str, newest: int) -> None:
+def test_a_client_with_the_password_logs_in(users: UsersFile, name: str, newest: int) -> None:
     session, talk = logged_in(users, name, newest)
     assert (session.known.name, session.mechanism, session.lifetime_ms) == ("alice", name, 3000)
     assert talk.counted == [(name, "success")]
@@ -138,7 +138,7 @@ def test_who_knows_the_password_gets_in(users: UsersFile, name: str, newest: int
         ("OAUTHBEARER", {"bearer": "bad token"}, "Invalid OAUTHBEARER client first message"),
     ],
 )
-def test_who_does_not_is_told_what_a_broker_tells(users: UsersFile, name: str, more: Any, said: str) -> None:
+def test_a_client_without_it_gets_the_error_of_a_broker(users: UsersFile, name: str, more: Any, said: str) -> None:
     of_client, of_kproxy, talk = refused(users, name, **more)
     assert said in str(of_client) and getattr(of_client, "cause", "") == "login_failed"
     assert of_kproxy.cause == "authentication" and f"its login by {name} failed" in str(of_kproxy)
@@ -255,7 +255,7 @@ MANY_TAGS = dict.fromkeys(range(20_000), b"")  # to decode them all takes as lon
         ((PLAIN, request(AUTHENTICATE, 2, {"_tags": MANY_TAGS})), 1, ("PLAIN", "malformed")),
     ],
 )
-def test_what_is_no_login_ends_as_at_a_broker(
+def test_a_request_that_is_no_login_ends_as_at_a_broker(
     users: UsersFile, frames: tuple[bytes, ...], count: int, outcome: tuple[str, str]
 ) -> None:
     answers, fault, talk = answers_to(users, *frames)
@@ -295,7 +295,7 @@ def test_a_login_that_is_refused_waits_once(
     assert waited == [0.0] * waits
 
 
-def test_what_a_client_named_before_its_login_is_kept(users: UsersFile) -> None:
+def test_the_software_that_a_client_named_before_its_login_is_kept(users: UsersFile) -> None:
     _, fault, talk = answers_to(users, NAMED, PLAIN, TOKEN)
     assert fault is None and talk.counted == [("PLAIN", "success")]
 
@@ -324,7 +324,7 @@ def test_no_bytes_of_a_client_crash_or_hang_a_login(users: UsersFile, frames: li
     assert len(answers) <= 12 and len(talk.counted) == 1
 
 
-def test_who_logs_in_again_does_not_wait_behind_those_that_guess(tmp_path: Path) -> None:
+def test_a_renewal_does_not_wait_behind_clients_that_guess(tmp_path: Path) -> None:
     """Until the password changes; who is unknown, or has another password, takes its turn."""
     path = tmp_path / "users"
     change(path, "alice", "one password")

@@ -1,4 +1,4 @@
-"""As whom for which client; and secrets from files, variables and commands, as they change and as they are wrong."""
+"""The identity of kproxy for each client; secrets from files, variables and commands, changed and invalid ones."""
 
 import asyncio
 import base64
@@ -25,7 +25,7 @@ def refused(settings: dict[str, Any], principal: str | None = None) -> UpstreamE
     return fault.value
 
 
-def test_a_password_counts_as_it_stands_in_its_file_now(tmp_path: Path) -> None:
+def test_a_password_is_read_from_its_file_at_each_login(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text(" one two \n")
     identities = Identities(Login(mechanism="PLAIN", username="alice", password_file=file))

@@ -1,4 +1,4 @@
-"""Limits of what files, commands, servers and clients give for a login: the last size that is taken, and the next."""
+"""Size limits of files, commands, servers and clients in logins: the largest size is accepted, the next refused."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""kproxy's login as a dialogue, with brokers that answer by the schema: what is sent, and what each refusal says."""
+"""kproxy's login as a dialogue, with brokers that answer by the schema: the bytes sent, and the text of refusals."""
 
 from collections.abc import Callable
 from typing import Any
@@ -124,7 +124,7 @@ def test_oauthbearer_acknowledges_an_error_and_then_fails() -> None:
     assert refused.value.cause == "login_failed"
 
 
-def test_a_wrong_password_is_told_without_the_password() -> None:
+def test_the_error_of_a_wrong_password_does_not_contain_it() -> None:
     for mechanism in (Scram("SCRAM-SHA-256", "alice", Secret("guessed")), Plain("alice", Secret("guessed"))):
 
         def echo(token: bytes) -> bytes:
@@ -157,7 +157,7 @@ def test_a_broker_without_sasl(broker: Broker) -> None:
     assert not broker.tokens
 
 
-def test_a_broker_that_does_not_prove_itself_is_no_broker() -> None:
+def test_a_broker_without_a_valid_server_signature_is_refused() -> None:
     """It would learn nothing from SCRAM but could play the real one."""
     genuine = scram("SCRAM-SHA-256")
 
@@ -183,7 +183,7 @@ def test_a_broker_that_does_not_prove_itself_is_no_broker() -> None:
         b"r=%s,s=QUFBQUFBQUFBQUFBQUFBQUFB,i=-1",
     ],
 )
-def test_nonsense_of_a_broker_is_an_error_and_costs_little(answer: bytes) -> None:
+def test_malformed_answers_of_a_broker_are_errors_and_cost_little(answer: bytes) -> None:
     def check(token: bytes) -> bytes:
         return answer.replace(b"%s", token.partition(b"r=")[2] + b"more")
 

@@ -1,4 +1,4 @@
-"""Tokens: whose signature counts, what they must say, and where the keys come from."""
+"""Tokens: accepted signatures, required claims, and the sources of keys."""
 
 import base64
 import hashlib
@@ -168,7 +168,7 @@ PRIVATE = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA))
     ],
 )
 def test_keys_that_check_no_signature_are_left_out_with_the_reason(entry: Any, reason: str) -> None:
-    """Beside a key that fits they change nothing; where none fits, the refusal says why they do not count."""
+    """Next to a matching key they change nothing; if no key matches, the error has the reason for leaving them out."""
     with pytest.raises(TokenError, match=rf"no public key .*\(not used: 1 .*{reason}"):
         checker(entry)
     assert checker(entry, jwk(RSA, kid="one")).check(token()).name == "alice"
@@ -187,7 +187,7 @@ def test_null_in_a_key_is_a_member_that_is_missing_and_keys_that_do_not_count_ta
         checker(*usable, jwk(RSA, kid="one")).check(token())
 
 
-def test_signatures_of_others() -> None:
+def test_tokens_with_signatures_of_other_keys_are_refused() -> None:
     for bad in (token(OTHER), token(OTHER, kid=None), token(kid="three"), token()[:-8] + "AAAAAAAA"):
         with pytest.raises(UnknownKeyError):
             checker().check(bad)
@@ -197,7 +197,7 @@ def test_signatures_of_others() -> None:
     "bad",
     [b"", b"{}", b"[]", b'{"keys": 3}', b"[" * 100_000, jwks(), b'{"keys": [{}, 3]}', jwks({"kty": "oct", "k": "c2"})],
 )
-def test_keys_that_are_none_leave_the_former(bad: bytes) -> None:
+def test_invalid_keys_leave_the_former_ones_in_use(bad: bytes) -> None:
     one = checker()
     with pytest.raises(TokenError):
         one.use(bad)

@@ -66,13 +66,13 @@ GOOD = next(iter(lines({"alice": {SHA_256: credential(SHA_256, "hunter2")}})))
         ("%ff" + GOOD.removeprefix("alice"), "percent"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line_and_without_its_content(text: str, said: str) -> None:
+def test_an_error_has_the_number_of_its_line_and_not_the_content(text: str, said: str) -> None:
     with pytest.raises(UsersError, match=said) as fault:
         parse(text)
     assert "hunter2" not in str(fault.value) and GOOD.split(":")[4] not in str(fault.value)
 
 
-def test_it_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_again_and_an_invalid_one_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "users"
     change(path, "alice", "one")
     file = UsersFile(path)
@@ -91,7 +91,7 @@ def test_it_is_read_again_when_it_changes_and_what_is_wrong_changes_nothing(tmp_
         UsersFile(tmp_path / "none")
 
 
-def test_who_does_not_exist_is_asked_as_if_he_did(tmp_path: Path) -> None:
+def test_an_unknown_user_gets_the_same_challenge_as_a_known_one(tmp_path: Path) -> None:
     path = tmp_path / "users"
     change(path, "alice", "one")
     file = UsersFile(path)
