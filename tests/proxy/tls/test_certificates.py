@@ -1,4 +1,4 @@
-"""What is read of certificates, beside Java's reading of the same files."""
+"""The fields that kproxy reads from certificates equal those that Java reads."""
 
 import shutil
 import subprocess
@@ -84,7 +84,7 @@ def test_names_and_expiry(tmp_path):
 
 
 @given(st.data())
-def test_whatever_is_no_certificate_is_malformed(data):
+def test_bytes_that_are_no_certificate_are_malformed(data):
     """Cut, changed or random bytes give a certificate or Malformed, and nothing else."""
     der = _der()
     at = data.draw(st.integers(0, len(der)))

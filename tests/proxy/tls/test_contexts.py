@@ -1,4 +1,4 @@
-"""Certificates as operators mount them: what is wrong is named before a socket opens, and new ones are taken up."""
+"""Certificates as operators mount them: faults are reported before a socket opens, and new files are loaded."""
 
 import os
 import re

@@ -33,13 +33,13 @@ def test_rules(rules, subject, principal):
 @pytest.mark.parametrize(
     "rules", ["", "default", "RULE:^CN=(.*?)$", "RULE:^CN=(/$1/", "DEFAULT;DEFAULT", "RULE:a/b/L,x"]
 )
-def test_what_is_no_rule_is_refused(rules):
+def test_an_invalid_rule_is_refused(rules):
     with pytest.raises(ValueError):
         PrincipalRules(rules)
 
 
 def test_a_subject_is_tried_once_and_not_at_all_where_it_is_too_long(monkeypatch):
-    """Kafka's example of six groups takes the fifth power of their length for what it does not match in the end."""
+    """Kafka's example of six groups takes the fifth power of a subject's length if it does not match."""
     rules = PrincipalRules(r"RULE:^CN=(.*?), *OU=(.*?), *O=(.*?), *L=(.*?), *ST=(.*?), *C=(.*?)$/$1@$2/L,DEFAULT")
     tried = []
     monkeypatch.setattr(rules, "_rules", [lambda subject: tried.append(subject) or subject])

@@ -63,7 +63,7 @@ def taken(theirs, at_most=1 << 20):
         return b""
 
 
-def test_what_the_kernel_does_not_take_is_sent_once_and_whole(ends):
+def test_bytes_that_the_kernel_does_not_take_are_sent_later_once_and_whole(ends):
     ours, theirs = ends
     data = bytes(range(256)) * 4000
     unsent, got, blocked, turns = memoryview(data), b"", 0, 0
@@ -128,7 +128,7 @@ def test_after_its_own_end_it_still_reads(ends):
         theirs.unwrap() if ours.send(b"no") else None
 
 
-def test_an_end_of_tls_is_an_end_however_it_comes(ends):
+def test_a_close_notify_is_an_end_however_it_arrives(ends):
     ours, theirs = ends
     with pytest.raises(BlockingIOError):
         ours.recv(1)
@@ -186,7 +186,7 @@ def keyed(contexts, send_bytes, renewals=0):
 
 
 def renewed(ours, library, theirs, *, asks=0, data=b""):
-    """What the other end sends to renew its key, and data behind it."""
+    """The peer's key update, followed by data."""
     library.SSL_key_update(theirs, asks)
     library.SSL_do_handshake(theirs)
     assert not data or library.SSL_write(theirs, data, len(data)) == len(data)
@@ -278,7 +278,7 @@ def tiny(contexts):
 TINY = bytes(range(256)) * 60
 
 
-def test_of_tiny_records_one_read_takes_few_and_the_rest_waits_outside_of_openssl(tiny):
+def test_one_read_takes_few_tiny_records_and_the_others_wait_outside_of_openssl(tiny):
     """A record of one byte costs as much as one of a kilobyte, and 512 KiB hold 20,000 of them."""
     ours, other, encrypted = tiny
     sizes = []
