@@ -28,7 +28,7 @@ TIMEOUT_S = 240  # several processes each, on a machine that may be busy
 
 
 class Node(Brokers):
-    """One broker of a cluster, which tells who it is by the throttle time of its Heartbeat answers."""
+    """One broker of a cluster; the throttle time of its Heartbeat answers is its node id."""
 
     def __init__(self, cluster: "Nodes", node_id: int) -> None:
         super().__init__(node_id)
@@ -183,7 +183,7 @@ def test_ports_that_another_process_gave_out_differently_stay_open_and_lead_to_i
 
 
 @pytest.mark.parametrize("is_any", [True, False])
-def test_a_negative_node_id_is_said_to_be_one(is_any: bool) -> None:
+def test_the_log_names_a_negative_node_id(is_any: bool) -> None:
     """Neither more ports nor a declaration would help."""
 
     async def test():
@@ -235,8 +235,8 @@ def test_a_file_that_cannot_be_written_is_tried_again(tmp_path, monkeypatch, cap
     live(test(), TIMEOUT_S)
 
 
-def test_a_file_that_another_process_changes_is_left_to_it(tmp_path, monkeypatch, caplog):
-    """As two kproxys have it that were given one file: each would undo what the other one wrote."""
+def test_kproxy_does_not_overwrite_a_file_that_another_process_changes(tmp_path, monkeypatch, caplog):
+    """Two kproxys with the same file would overwrite each other's changes."""
     monkeypatch.setattr(broker_ports, "RETRY_S", 0.02)
 
     async def test():
@@ -299,7 +299,7 @@ def test_a_reload_that_declares_an_id_gives_it_the_declared_port(tmp_path, worke
 
 
 def test_a_reload_to_ports_that_are_given_out_opens_them_for_the_brokers_that_were_known(tmp_path):
-    """Whoever asks before the cluster answers anew would be told port 0."""
+    """Otherwise clients that ask before the cluster answers again would get port 0."""
 
     async def test():
         nodes = Nodes(LARGE, 7)
@@ -407,7 +407,7 @@ def test_a_new_broker_gets_the_first_port_that_no_other_program_holds(tmp_path, 
                     return code != 200 and f"the port of broker {LARGE + 1}, cannot be bound: another program" in text
 
                 await until(is_refused)
-        async with settings.process():  # the ports are free now, and what clients know stays
+        async with settings.process():  # the ports are free now, and the ports that clients learned stay
             assert await settings.checked_ports() == {7: base, LARGE: base + 2, LARGE + 1: base + 1}
 
     live(test(), TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Which broker is behind an address that a client dialled."""
+"""The broker at an address that a client dialled."""
 
 import asyncio
 
@@ -36,7 +36,7 @@ def test_brokers_are_known_by_every_address_of_their_names():
     live(test())
 
 
-def test_a_name_that_nobody_knows_costs_nothing_that_was_known():
+def test_a_name_that_does_not_resolve_leaves_the_known_addresses():
     async def test():
         known = Destinations(Resolver())
         known.learn([(1, Address("192.0.2.1", 9092))])

@@ -1,4 +1,4 @@
-"""What kproxy knows of a cluster follows the cluster, whatever goes wrong on the way."""
+"""Discovery: kproxy's view of a cluster follows the cluster, whichever requests fail."""
 
 import asyncio
 import gc
@@ -27,7 +27,7 @@ def node(node_id: int, port: int, host: str = HOST):
     return {"nodeId": node_id, "host": host, "port": port}
 
 
-def test_a_defect_in_it_is_logged_and_does_not_end_it(monkeypatch, caplog):
+def test_an_unexpected_error_in_discovery_is_logged_and_does_not_end_it(monkeypatch, caplog):
     monkeypatch.setattr(discovery, "FIRST_RETRY_S", 0.02)
     ask = conversation.Conversation.metadata_version
     asked = 0
@@ -112,7 +112,7 @@ def test_a_sidecar_asks_again_who_its_broker_is():
 
 
 def of_topics(*topics: int) -> dict[str, Any]:
-    """What Metadata says of topics of a hundred partitions, each of three replicas."""
+    """Topics in a Metadata response: a hundred partitions each, of three replicas."""
     of_one = [
         {"partitionIndex": p, "leaderId": 1, "replicaNodes": [1, 2, 3], "isrNodes": [1, 2, 3]} for p in range(100)
     ]
@@ -129,7 +129,7 @@ async def longest_turn_ms(until: asyncio.Event) -> float:
     return longest / 1e6
 
 
-def test_of_all_that_an_old_broker_says_the_topics_are_not_read():
+def test_the_topics_in_the_response_of_an_old_broker_are_not_decoded():
     """Before 0.10 Metadata cannot be asked for brokers alone: 50,000 partitions would hold the loop for 150 ms."""
     topics = of_topics(*range(500))
 
@@ -137,14 +137,14 @@ def test_of_all_that_an_old_broker_says_the_topics_are_not_read():
         async with kproxy(wait=False) as here:
             wire = await here.broker.asked_as_before_0_10()
             answer = response(METADATA, 0, METADATA, {"brokers": here.broker.brokers(), **topics})
-            await wire.send(answer[: len(answer) // 8])  # what is behind it never comes
+            await wire.send(answer[: len(answer) // 8])  # the rest of it never arrives
             await here.until(lambda: not here.server.not_ready())
 
     live(test())
 
 
 @pytest.mark.parametrize("version", [1, 12])
-def test_a_broker_that_lists_brokers_without_end_holds_nobody_up(version):
+def test_a_broker_that_lists_endless_brokers_does_not_block_the_loop(version):
     brokers = {"brokers": [node(node_id, 9092, "b") for node_id in range(200_000)]}
     answer = response(METADATA, version, METADATA, brokers)  # a second of CPU, of which kproxy's patience takes no part
 
@@ -189,7 +189,7 @@ def test_the_names_of_topics_are_read_while_the_loop_goes_on():
     live(test())
 
 
-def test_a_sidecar_does_not_wait_for_each_name_that_nobody_answers_for(monkeypatch):
+def test_a_sidecar_does_not_wait_for_each_name_that_does_not_resolve(monkeypatch):
     """Its broker is beside it: where names cannot be looked up it serves all the same, after one time-out."""
     nobody = threading.Event()
     look_up = socket.getaddrinfo
@@ -212,7 +212,7 @@ def test_a_sidecar_does_not_wait_for_each_name_that_nobody_answers_for(monkeypat
     live(test())
 
 
-def test_ready_follows_the_truth_both_ways(monkeypatch, caplog):
+def test_ready_follows_the_state_of_the_cluster_both_ways(monkeypatch, caplog):
     monkeypatch.setattr(discovery, "DEBOUNCE_S", 0.01)
     monkeypatch.setattr(discovery, "MIN_INTERVAL_S", 0.05)
     caplog.set_level("INFO")
@@ -254,7 +254,7 @@ def test_a_reset_by_a_broker_makes_kproxy_ask_once(monkeypatch):
 
 @asynccontextmanager
 async def refusing_broker():
-    """Answers ApiVersions with an error, to whoever asks."""
+    """Answers each ApiVersions request with an error."""
     broker = Broker()
 
     async def serve() -> None:

@@ -1,4 +1,4 @@
-"""What kproxy asks brokers for lag: in which versions, what it makes of refusals, and that nothing ends it.
+"""kproxy's own requests for lag: their versions, its reaction to refusals, and that no fault ends the monitor.
 
 The scene with real brokers is in tests/broker/test_lag.py.
 """
@@ -153,7 +153,7 @@ class Brokers:
 
 
 class Asking:
-    """A cluster that kproxy asks, and what it knows of it."""
+    """A cluster that kproxy queries, and the offsets that kproxy learned."""
 
     def __init__(self, brokers: Brokers) -> None:
         self.brokers = brokers
@@ -196,7 +196,7 @@ def asking(test: "Callable[[Asking], Any]", offers: dict[int, int] = NEWEST) -> 
 
 
 @pytest.mark.parametrize("offers", [NEWEST, BEFORE_BATCHES], ids=["newest", "0.11"])
-def test_what_traffic_does_not_show_is_asked(offers: dict[int, int]) -> None:
+def test_kproxy_asks_for_the_offsets_that_traffic_does_not_show(offers: dict[int, int]) -> None:
     async def test(here: Asking) -> None:
         here.commit("g", ("t", 0), 3)
         here.brokers.ends = {("t", 0): 10, ("t", 1): 7}
@@ -217,7 +217,7 @@ def test_what_traffic_does_not_show_is_asked(offers: dict[int, int]) -> None:
     asking(test, offers)
 
 
-def test_a_group_that_was_deleted_is_asked_for_still() -> None:
+def test_kproxy_still_asks_for_a_deleted_group() -> None:
     """It may commit again where kproxy does not see it."""
 
     async def test(here: Asking) -> None:
@@ -235,7 +235,7 @@ def test_a_group_that_was_deleted_is_asked_for_still() -> None:
     asking(test)
 
 
-def test_what_passes_after_the_question_is_newer() -> None:
+def test_an_offset_in_traffic_after_the_request_is_newer_than_its_response() -> None:
     async def test(here: Asking) -> None:
         here.commit("g", ("t", 0), 3)
         here.commit("deleted", ("t", 0), 3)
@@ -271,7 +271,7 @@ def test_a_broker_that_is_not_the_one_any_more() -> None:
     asking(test)
 
 
-def test_what_kproxy_may_not_describe_stays_as_it_passed(caplog: pytest.LogCaptureFixture) -> None:
+def test_offsets_that_kproxy_may_not_describe_stay_as_traffic_showed_them(caplog: pytest.LogCaptureFixture) -> None:
     async def test(here: Asking) -> None:
         here.commit("g", ("hidden", 0), 3)
         here.commit("g", ("t", 0), 3)
@@ -331,7 +331,7 @@ def test_brokers_older_than_the_questions(caplog: pytest.LogCaptureFixture) -> N
     asking(test, {METADATA: 3, LIST_OFFSETS: 0, OFFSET_FETCH: 1})
 
 
-def test_more_than_one_round_can_ask_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_beyond_the_limit_of_one_round_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lag_questions, "MAX_GROUPS", 2)
     monkeypatch.setattr(lag_questions, "MAX_PARTITIONS", 3)
 
@@ -347,7 +347,7 @@ def test_more_than_one_round_can_ask_take_turns(monkeypatch: pytest.MonkeyPatch)
     asking(test)
 
 
-def test_nothing_is_asked_where_no_group_commits() -> None:
+def test_kproxy_asks_for_nothing_if_no_group_commits() -> None:
     async def test(here: Asking) -> None:
         assert await here.questions.round()
         assert here.brokers.asked == []
@@ -355,7 +355,7 @@ def test_nothing_is_asked_where_no_group_commits() -> None:
     asking(test)
 
 
-def test_a_defect_is_logged_and_the_next_round_comes(
+def test_an_unexpected_error_is_logged_and_the_next_round_follows(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def test(here: Asking) -> None:

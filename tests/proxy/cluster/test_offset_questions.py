@@ -1,4 +1,4 @@
-"""What the lag monitor asks, in every version that it may use, before a broker that answers what is asked of it."""
+"""The requests of the lag monitor, in every version that it may use, to a broker that answers them."""
 
 import asyncio
 

@@ -90,14 +90,14 @@ def test_no_two_ids_have_one_port_and_it_passes_on_only_from_one_that_is_gone(co
         assert assignment.absent.keys() <= assignment.ports.keys()
 
 
-def test_nothing_is_given_out_before_the_first_complete_answer():
+def test_no_port_is_assigned_before_the_first_complete_answer():
     assignment = PortAssignment(range(9201, 9204))
     assert assignment.give(LARGE, tuple) is None
     assignment.answered([LARGE])
     assert assignment.give(LARGE, tuple) == (9201, None, 0.0)
 
 
-def test_what_is_out_of_a_range_that_changed_is_given_anew():
+def test_ids_with_ports_outside_a_changed_range_get_new_ports():
     assignment = begun(2, first=9202)
     assignment.restore({1: Held(9201), 2: Held(9202, 5.0), 3: Held(9203), 4: Held(9203)})
     assert assignment.ports == {2: 9202, 3: 9203}

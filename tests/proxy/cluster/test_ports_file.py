@@ -1,4 +1,4 @@
-"""The file of given ports says what was written, or it is refused and left as it is."""
+"""The file of assigned ports is read as it was written, or refused and left unchanged."""
 
 import json
 import os

@@ -18,7 +18,7 @@ UPSTREAMS = st.builds(Address, st.text(st.characters(codec="utf-8"), min_size=1)
 
 
 @given(st.lists(st.tuples(NODE_IDS, UPSTREAMS)), st.lists(st.tuples(NODE_IDS, UPSTREAMS)))
-def test_replicas_agree_whatever_they_have_learnt(one_learns, other_learns):
+def test_replicas_assign_the_same_ports_whatever_they_have_learnt(one_learns, other_learns):
     one, other = routes(), routes()
     for node_id, upstream in one_learns:
         one.learn(node_id, upstream)
@@ -95,7 +95,7 @@ def test_an_address_that_clients_get_is_never_taken_for_a_brokers():
     assert not table.learn(1, Address("gw", 9095))  # another kproxy in front of broker 1: a chain, not a loop
 
 
-def test_what_cannot_be_a_name_is_not_learnt_and_not_shown_whole():
+def test_an_impossible_host_name_is_not_learnt_and_is_logged_truncated():
     table = routes()
     assert not table.learn(1, Address("b1", 9092))
     refused = table.learn(1, Address("h" * 32_000, 9092))

@@ -1,4 +1,4 @@
-"""Route transparent without a kernel that redirects: where clients were going is what the test says.
+"""Route transparent without a kernel that redirects: the test sets the original destinations of clients.
 
 With one: tests/deploy/test_transparent.py, in network namespaces.
 """
@@ -50,7 +50,7 @@ def test_nothing_is_rewritten_and_brokers_are_learnt_from_answers_that_pass(monk
     live(test())
 
 
-def test_what_cannot_be_read_passes_all_the_same(monkeypatch):
+def test_bytes_that_kproxy_cannot_read_pass_anyway(monkeypatch):
     """A version of ApiVersions beyond ours, an unknown API, and then no Kafka at all."""
 
     async def test():
@@ -103,7 +103,7 @@ def test_a_client_beyond_a_limit_is_counted_at_this_listener(monkeypatch):
     live(test())
 
 
-def test_a_client_gets_to_brokers_and_nowhere_else(monkeypatch, caplog):
+def test_a_client_reaches_only_brokers(monkeypatch, caplog):
     async def test():
         broker = Broker()
         foreign = [Address("127.0.1.1", broker.port), Address("169.254.169.254", 80), Address("::1", 9092)]
@@ -131,7 +131,7 @@ def test_a_client_gets_to_brokers_and_nowhere_else(monkeypatch, caplog):
         ('[cluster.tls]\ncertificate = "a.pem"', "byte for byte"),
     ],
 )
-def test_what_a_transparent_listener_cannot_do_is_refused(tmp_path, setting, said):
+def test_settings_that_a_transparent_listener_cannot_follow_are_refused(tmp_path, setting, said):
     file = tmp_path / "kproxy.toml"
     file.write_text(f'[[cluster]]\nroute = "transparent"\nlisten = ":1"\nbootstrap = ["h:1"]\n{setting}\n')
     with pytest.raises(ConfigError, match=said):

@@ -1,4 +1,4 @@
-"""What clients are told leads to kproxy, and there to the right broker; whatever the cluster does meanwhile."""
+"""Advertised addresses lead clients to kproxy, and there to the right broker, while the cluster changes."""
 
 import asyncio
 import socket
@@ -78,7 +78,7 @@ def test_bodies_are_read_as_the_settings_say():
         live(test(detail, topics))
 
 
-def test_what_all_pending_requests_say_is_bounded_and_they_pass(monkeypatch):
+def test_the_kept_contents_of_pending_requests_are_bounded_and_all_requests_pass(monkeypatch):
     monkeypatch.setattr(worker, "MAX_NOTED_TOGETHER", 40_000)  # a character counts as four bytes
 
     async def test():
@@ -113,7 +113,7 @@ def test_a_broker_that_moves_keeps_its_port():
     live(test())
 
 
-def test_a_port_that_cannot_be_bound_is_told_all_the_same(monkeypatch, caplog):
+def test_a_port_that_cannot_be_bound_is_advertised_anyway(monkeypatch, caplog):
     monkeypatch.setattr(broker_ports, "RETRY_S", 0.05)
 
     async def test():
@@ -202,7 +202,7 @@ def test_an_answer_cannot_make_kproxy_open_any_number_of_ports(monkeypatch, capl
     assert "broker 4 gets no port: 3 others have one" in caplog.text
 
 
-def test_a_bootstrap_that_is_down_is_waited_for():
+def test_kproxy_waits_for_a_bootstrap_server_that_is_down():
     async def test():
         port = free_ports(1)
         async with kproxy(Broker(port=port), wait=False) as here:
@@ -222,7 +222,7 @@ def test_a_bootstrap_that_is_down_is_waited_for():
     live(test())
 
 
-def test_clients_bootstrap_at_whoever_lives():
+def test_clients_bootstrap_at_any_server_that_is_up():
     async def test():
         dead, port = free_ports(1), Broker()
         async with kproxy(port, bootstrap=f"{HOST}:{dead},{HOST}:{port.port}") as here:
@@ -365,8 +365,8 @@ def test_an_upstream_that_is_no_broker_is_named_and_asked_again(answer, reason):
 
 
 @behind_kproxy()
-async def test_an_answer_that_names_no_broker_closes_no_door(here, client, broker):
-    """KIP-1102: Metadata 13 may say no more than an error; the bootstrap must live for ever, and so do the others."""
+async def test_an_answer_that_names_no_broker_closes_no_port(here, client, broker):
+    """KIP-1102: Metadata 13 may contain only an error; then the ports of the bootstrap and of all brokers stay open."""
 
     addresses = await advertised(client, broker, [node(1, here.broker.port)])
     await client.send(request(METADATA, 13, 6))
@@ -380,7 +380,7 @@ async def test_an_answer_that_names_no_broker_closes_no_door(here, client, broke
 
 
 def test_two_in_a_row():
-    """A kproxy before a kproxy is no loop: each tells its own addresses, and each finds the broker behind the next."""
+    """A kproxy before a kproxy is no loop: each advertises its own addresses, and finds the brokers of the next."""
 
     async def test():
         async with kproxy() as inner:
@@ -406,7 +406,7 @@ def test_two_in_a_row():
 
 
 @pytest.mark.parametrize("on_leak", ["log", "close"])
-def test_an_address_that_rewriting_does_not_know_of_is_a_leak(on_leak, caplog):
+def test_an_address_in_a_field_that_rewriting_does_not_cover_is_a_leak(on_leak, caplog):
     """A tagged field of a newer Kafka, in an answer whose known addresses are rewritten."""
 
     async def test():
@@ -481,7 +481,7 @@ def test_connections_are_listed_by_page():
     live(test())
 
 
-def test_how_a_cluster_stands_and_how_dials_went_is_exposed():
+def test_metrics_show_the_state_of_a_cluster_and_the_results_of_dials():
     async def test():
         async with kproxy(max_connections=9, discovery_interval_s=30) as here:
 
