@@ -92,19 +92,19 @@ def test_a_narrow_one_breaks_its_headers_then_sentences_then_leaves_columns_out(
 
 
 def test_no_line_ends_with_blanks():
-    """Whoever pipes them on gets what is to be read; here the last column's cells differ in length."""
+    """Piped output has no padding; here the last column's cells differ in length."""
     for width in (None, *range(30, 130)):
         assert not [line for line in plain(width, columns()[::-1]) if line.endswith(" ")], width
 
 
-def test_what_show_asks_for_is_never_left_out():
+def test_the_connection_and_number_that_show_takes_are_never_left_out():
     made = [*columns(), answers._Column("number", False, ["7", "8"], False)]
     lines = list(answers.lines(made, 44))
     assert "    connection 1111111111111111111, number 7" in lines and "    connection 2, number 8" in lines
     assert not any("connection" in line for line in lines if "Left out" in line)
 
 
-def test_what_is_the_same_in_all_rows_gives_way_first():
+def test_columns_with_one_value_in_all_rows_are_left_out_first():
     """Only where the terminal is narrow, and there are rows to compare."""
 
     def column(title, *cells):
@@ -124,7 +124,7 @@ def test_what_is_the_same_in_all_rows_gives_way_first():
 
 
 def test_a_date_that_all_share_and_the_middle_of_ids_give_way():
-    """Assignments at 80 columns: who has what stays, and what libraries made up is short."""
+    """Assignments at 80 columns: members and partitions stay, and ids made by libraries are shortened."""
 
     def column(title, left, *cells):
         return answers._Column(title, left, list(cells), False)
@@ -160,7 +160,7 @@ def test_lines_fit_into_a_terminal_and_stay_whole_elsewhere(monkeypatch, tmp_pat
     assert answers.wrapped(line, sys.stdout, 10) == [first, f"{' ' * 10}console-consumer-90373"]
 
 
-def test_captures_of_different_length_are_told():
+def test_a_comparison_names_captures_of_different_length():
     """By any row whose group is in that capture; steps of time have one length."""
 
     def row(count, rate, other_count, other_rate):
@@ -172,7 +172,7 @@ def test_captures_of_different_length_are_told():
     assert [answers.lengths(each) for each in ([], rows[:1], [row(100, 10.0, 108, 10.0)])] == ["", "", ""]
 
 
-def test_what_is_no_error_of_kafka_is_said_in_words():
+def test_a_code_that_is_no_error_of_kafka_is_shown_in_words():
     """Conditions and JSON keep the values; a name of Kafka's stays."""
     said = [answers.text("error", value) for value in ("inside_answer", "not_missed", "NOT_COORDINATOR", None)]
     assert said == ["errors inside the answer", "no answer, nobody waited for it", "NOT_COORDINATOR", ""]

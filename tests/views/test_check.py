@@ -74,7 +74,7 @@ def test_each_setting_of_a_cluster_has_its_line(settings, said):
     ]
 
 
-def test_what_is_of_the_process_follows():
+def test_the_settings_of_the_process_follow():
     zookeeper = [{"name": "z", "listen": "h:2181", "servers": ["a:2181", "b:2181"]}]
     shown = list(runs(summary({}, zookeeper=zookeeper, admin="h:9600", record="/r", flight=None, audit="/a")))
     assert shown[-7:] == [

@@ -1,4 +1,4 @@
-"""The whole text for each state that a cluster can be in: what is said, in which order, and how it is wrapped."""
+"""The whole text for each state that a cluster can be in: its sentences, their order, and their wrapping."""
 
 import pytest
 
@@ -83,7 +83,7 @@ OLDER = "Clients do not get {}: this kproxy is older than the brokers; a newer o
         ),
     ],
 )
-def test_each_state_is_said_in_full(found, said):
+def test_each_state_has_a_full_sentence(found, said):
     assert " ".join(" ".join(before_the_table(found)).split()) == " ".join(" ".join(said).split())
     assert before_the_table(found).count("") == said.count("")
 
@@ -98,7 +98,7 @@ def test_each_api_has_a_row_of_its_treatment():
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_so_many_losses_are_listed_and_the_rest_counted(more):
+def test_the_first_losses_are_listed_and_the_others_counted(more):
     said = before_the_table(of([CAPPED], clients=50, losses=[loss(f"c{n:02}") for n in range(LISTED + more)]))
     assert sum("could use" in line for line in said) == 20
     assert [line for line in said if line.startswith("and ")] == ["and 1 more: --json lists all"] * more

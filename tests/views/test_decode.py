@@ -1,4 +1,4 @@
-"""The form for readers: nothing but text reaches the terminal, secrets stay away, and what matters has a name."""
+"""The form for readers: only text reaches the terminal, secrets are masked, and errors and APIs have names."""
 
 import gzip
 import json
@@ -80,7 +80,7 @@ def test_records_decoded_and_as_many_as_asked():
     assert "order 1" in output and "order 2" not in output and "…" in output
 
 
-def test_faults_in_records_are_said_and_the_rest_is_shown():
+def test_faults_in_records_are_named_and_the_other_records_are_shown():
     good = write_batch([Record(0, 0, None, b"fine")], codec=1)
     wrong_crc, cut_inside = bytearray(good), bytearray(good)
     wrong_crc[17] ^= 1
@@ -95,7 +95,7 @@ def test_faults_in_records_are_said_and_the_rest_is_shown():
     assert '"fine"' in output and "what follows cannot be read: records of magic 9" in output
 
 
-def test_a_segment_of_a_log_is_read_as_it_lies(tmp_path):
+def test_a_log_segment_file_is_read(tmp_path):
     segment = tmp_path / "00000000000000000000.log"
     segment.write_bytes(b"".join(write_batch([Record(n, 0, None, b"%d" % n)]) for n in range(300)))
     assert shown("--records", "--file", str(segment)).count("batch ") == 300
@@ -103,7 +103,7 @@ def test_a_segment_of_a_log_is_read_as_it_lies(tmp_path):
     assert shown("--records", "--file", str(segment)) == ""
 
 
-def test_control_records_by_what_they_say():
+def test_control_records_are_shown_by_their_type():
     marker = write_batch([Record(3, 0, b"\0\0\0\1", b"\0\0\0\0\0\5")], is_control=True, producer_id=9, producer_epoch=1)
     assert re.search(r"batch 3  .*producer 9 epoch 1 .*control\n  3  .*  COMMIT\n", shown("--records", input=marker))
 
@@ -125,7 +125,7 @@ def test_secrets_are_masked_until_asked_for(key, version, body):
     assert "hunter2" in plain and "masked" not in plain
 
 
-def test_what_workers_of_connect_and_members_of_streams_say_to_each_other():
+def test_the_embedded_messages_of_connect_workers_and_streams_members_are_decoded():
     """As the official classes wrote it; in versions that do not say of what type the group is, too."""
     given = {(each["name"], each["version"]): bytes.fromhex(each["hex"]) for each in EMBEDDED}
     protocols = [{"name": "sessioned", "metadata": given["ConnectWorkerState", 2]}]
@@ -158,7 +158,7 @@ def test_the_consumer_protocol_inside_group_messages():
     assert "metadata: 0x0001" in shown_request(11, 5, {"protocolType": "consumer", "protocols": broken})
 
 
-def test_what_a_peer_wrote_cannot_move_the_cursor():
+def test_text_of_a_peer_cannot_move_the_cursor():
     evil = '\x1b[2J\x9b31m\r\n\u202e"\\'
     output = shown_request(18, 3, {"clientSoftwareName": evil, "clientSoftwareVersion": "x" * 5000})
     assert r'"\x1b[2J\x9b31m\r\n\u202e\"\\"' in output

@@ -47,7 +47,7 @@ def test_secrets_are_masked():
         assert "masked" in masked.output and "masked" not in shown.output
 
 
-def test_what_the_capture_does_not_hold_is_said(capsys):
+def test_bytes_missing_from_the_capture_are_named(capsys):
     capture = captures.capture("k41_BASE")
     row = next(kproxy.exchanges(capture))
     found = frames_of([capture], row["connection"], row["number"])

@@ -1,4 +1,4 @@
-"""How findings look, and that their page says what the code does."""
+"""The text of findings, and that their page agrees with the code."""
 
 import io
 import json
@@ -21,7 +21,7 @@ def test_the_page_is_made_from_the_code():
     assert PAGE.read_text().partition(MARK)[2] == view.document(), "python tools/make_findings.py"
 
 
-def test_they_fit_in_eighty_columns_and_json_has_all(tmp_path):
+def test_findings_fit_into_eighty_columns_and_json_has_all_fields(tmp_path):
     with Tables(made.dataset(tmp_path / "tables")) as tables:
         found = findings(tables)
     file = io.StringIO()
@@ -40,7 +40,7 @@ def test_they_fit_in_eighty_columns_and_json_has_all(tmp_path):
     assert file.getvalue() == f"{view.NOTHING}\n"
 
 
-def test_consequences_say_when(tmp_path):
+def test_consequences_have_their_time(tmp_path):
     with Tables(made.dataset(tmp_path / "tables")) as tables:
         one = findings(tables, kinds=["empty_fetches"])[0]
     times = [(made.START_NS + first * 10**9, made.START_NS + last * 10**9) for first, last in ((5, 9), (2, 7), (1, 1))]
@@ -64,7 +64,7 @@ def test_consequences_of_one_kind_are_counted_together():
 
 
 def test_each_place_of_a_consequence_has_its_own_numbers_the_largest_first():
-    """Duplicates of one client are not said of another; counts of all together, such as failed requests, are summed."""
+    """Duplicates of one client are not attributed to another; counts of all, such as failed requests, are summed."""
     made_up = (
         ("pay-writer", {"reordered_records": 96}),
         ("strict", {"doubled_records": 100, "reordered_records": 1602}),

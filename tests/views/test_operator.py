@@ -1,4 +1,4 @@
-"""What `kproxy ctl` prints of the admin port's answers: durations, tables, values and frames, each as a whole."""
+"""The output of `kproxy ctl` for answers of the admin port: durations, tables, values and frames, each as a whole."""
 
 import pytest
 
@@ -45,7 +45,7 @@ def test_times_of_rows_become_durations():
     ]
 
 
-def test_a_table_has_a_line_for_each_row_and_says_if_there_is_none(capsys):
+def test_a_table_has_a_line_for_each_row_and_a_message_if_there_is_none(capsys):
     rows = [{"group_id": "g\x1b[2J", "members": 2, "more": [1, None, "[red]"]}, {"group_id": "[red]", "members": None}]
     show_table(rows, ("group_id", "members", "more"), "no groups")
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]

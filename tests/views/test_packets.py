@@ -1,4 +1,4 @@
-"""The packets of one exchange as lines: the first and last ones of many, and what is said of each."""
+"""The packets of one exchange as lines: the first and the last ones of many, and the text of each."""
 
 from dataclasses import replace
 
@@ -43,7 +43,7 @@ def test_each_packet_has_its_time_direction_and_content():
         (41, None, 20, 1, 20),
     ],
 )
-def test_of_many_the_first_and_the_last_ones_are_shown(count, shown, first, more, last):
+def test_the_first_and_the_last_of_many_packets_are_shown(count, shown, first, more, last):
     packets = [packet(number) for number in range(1, count + 1)]
     said = list(lines(packets) if shown is None else lines(packets, shown))
     numbers = [int(line.split()[0].replace(",", "")) for line in said if not line.startswith("...")]

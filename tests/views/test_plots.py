@@ -79,7 +79,7 @@ def test_each_exchange_is_in_one_cell_of_the_heat_map(folder):
 
 
 def test_closed_windows_are_bars_the_longest_first():
-    """Brokers that closed none, or of which nothing is known, have no bar."""
+    """Brokers that closed none, or without data, have no bar."""
     counts = {"10.0.0.1:9092": 3, "10.0.0.2:9092": 40, "10.0.0.3:9092": 0, "10.0.0.4:9092": None}
     rows = [{"broker": name, "zero_windows": count, "connections": 2} for name, count in counts.items()]
     svg = drawing.svg(plots.closed_windows(rows), "windows")
@@ -97,7 +97,7 @@ def test_names_are_printable_and_fit(name):
     assert svg.endswith("</svg>") and svg.count("</svg>") == 1 and "<script" not in svg
 
 
-def test_plots_take_what_notebooks_have(folder):
+def test_plots_accept_the_types_of_notebooks(folder):
     """Arrow, frames, pandas, lists: the same chart."""
     with Tables(folder / "tables") as tables:
         frame = jobs.spread(tables["exchanges"], every="1 second")

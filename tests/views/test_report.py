@@ -76,7 +76,7 @@ def data_of(page):
 
 
 @pytest.mark.ring2
-def test_a_browser_shows_it_and_asks_nobody_for_anything(made):
+def test_a_browser_shows_the_report_without_network_requests(made):
     _, page = made
     with chromium.opened(page) as browser:
         assert browser.requests() == [page.absolute().as_uri()] and not browser.complaints()
@@ -107,7 +107,7 @@ def test_a_browser_shows_it_and_asks_nobody_for_anything(made):
         assert not browser.requests() and not browser.complaints()
 
 
-def test_its_policy_forbids_what_it_does_not_need(made):
+def test_the_content_security_policy_allows_only_what_the_report_needs(made):
     _, page = made
     elements = Elements(page.read_text())
     (policy,) = (each["content"] for tag, each in elements.found if each.get("http-equiv"))
@@ -118,22 +118,22 @@ def test_its_policy_forbids_what_it_does_not_need(made):
     assert page.stat().st_size < 3_000_000
 
 
-def test_on_top_are_what_happened_and_four_figures(made):
+def test_the_report_begins_with_the_verdict_and_four_figures(made):
     _, page = made
     top, _, rest = page.read_text().partition("<nav>")
     assert rest and re.search(r'<p class="verdict"><bdi>\w[^<]{20,}</bdi></p>', top)
     assert len(re.findall(r"<div><span>[^<]+</span><b>[^<]+</b><small>", top)) == 4
 
 
-def test_each_figure_is_what_its_command_answers(made):
-    """The commands stand beside the plots: what they print is what is drawn."""
+def test_each_figure_equals_the_answer_of_its_command(made):
+    """Each plot has its command, which prints the numbers that the plot draws."""
     _, page = made
     commands = {each for each in Elements(page.read_text()).texts["pre"] if each.startswith("kproxy analyze")}
     known = {name: figure for name, figure in data_of(page).items() if figure["rows"]}
     asked = 0
     for command in sorted(commands):
         words = shlex.split(command)
-        if "--limit" not in words:  # what goes on from a finding
+        if "--limit" not in words:  # a command that follows from a finding
             continue
         done = CliRunner().invoke(cli, [*words[1:], "--format", "json"], catch_exceptions=False)
         assert done.exit_code == 0, done.output
@@ -162,8 +162,8 @@ def rounded(value):
 
 
 @pytest.mark.ring2
-def test_both_stand_beside_each_other_in_each_section(made):
-    """This above, the other below: what each says by itself, in the sections that have something to compare."""
+def test_each_section_shows_both_captures(made):
+    """The sections that can be compared have the content of this capture above that of the other one."""
     place, page = made
     text = page.read_text()
     sections = dict(re.findall(r'<section id="(\w+)">(.*?)</section>', text))
@@ -218,7 +218,7 @@ def asked(job, *arguments):
 
 
 def test_marks_are_those_of_the_figures(made):
-    """As many cells, bars and points as rows, and each says its number."""
+    """There are as many cells, bars and points as rows, and each has its number as a label."""
     _, page = made
     text, figures = page.read_text(), data_of(page)
     drawings = dict(

@@ -1,4 +1,4 @@
-"""What is said of captures: names as they are, whatever is in them, and no praise for what was not read."""
+"""What is said of captures: names are printed safely, and the verdict claims nothing about bytes that were not read."""
 
 import json
 import re
@@ -63,7 +63,7 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     assert "Why: muted for 5.56 s" in again.stdout
 
 
-def test_ports_without_kafka_are_said_to_be_why_there_is_none(tmp_path):
+def test_named_ports_without_kafka_are_given_as_the_reason_for_an_empty_result(tmp_path):
     result, lines = converted(tmp_path, "--port", 9999, captures.capture("k41_quota"))
     assert result.exit_code == 1 and any(
         line.startswith("No Kafka in it at these ports. Without --port") for line in lines
@@ -72,7 +72,7 @@ def test_ports_without_kafka_are_said_to_be_why_there_is_none(tmp_path):
 
 
 @pytest.mark.ring2
-def test_the_end_of_a_conversion_and_the_overview_say_the_same(tmp_path):
+def test_the_end_of_a_conversion_and_the_overview_show_the_same_text(tmp_path):
     """Figures of its captures alone, though the folder holds others; the same rules for errors and for brokers."""
     converted(tmp_path, captures.capture("k41_librdkafka"))
     result, lines = converted(tmp_path, captures.capture("k41_java_cluster"), "--append")
@@ -125,7 +125,7 @@ def test_groups_are_mentioned_if_anything_happened(tmp_path):
     assert not [line for line in lines if line.startswith("groups ")]
 
 
-def test_what_else_the_folder_holds_is_said_and_quiet_leaves_out_the_overview(tmp_path):
+def test_other_captures_in_the_folder_are_named_and_quiet_leaves_out_the_overview(tmp_path):
     _, first = converted(tmp_path, captures.capture("k41_BASE"))
     assert not [line for line in first if "also holds" in line]
     with pytest.raises(KproxyError, match=r"out has the tables of k41_BASE.pcap, .* add to them with --append"):
@@ -146,7 +146,7 @@ def test_what_else_the_folder_holds_is_said_and_quiet_leaves_out_the_overview(tm
         ("k41_gaps", ("--strict",), 1, "k41_gaps.pcap is not complete (--strict)"),
     ],
 )
-def test_the_status_says_whether_there_was_something(tmp_path, name, arguments, status, complaint):
+def test_the_exit_status_shows_whether_the_capture_had_kafka(tmp_path, name, arguments, status, complaint):
     result, lines = converted(tmp_path, captures.capture(name), *arguments)
     assert (result.exit_code, complaint in result.stderr, bool(result.stderr)) == (status, True, bool(complaint))
     assert ("Next:" in lines) == ("no Kafka" not in complaint)
@@ -207,7 +207,7 @@ def _of_no_kafka():
 
 @pytest.mark.parametrize(("name", "wire"), [*_of_no_kafka()], ids=lambda given: given if isinstance(given, str) else "")
 def test_no_option_is_advised_that_would_not_change_the_result(tmp_path, name, wire):
-    """Who follows an advice sees another result; that keys decrypt TLS is tried where there are keys (test_decrypt)."""
+    """Following an advice changes the result; that keys decrypt TLS is tried where there are keys (test_decrypt)."""
     quality = wire.seen(tmp_path).quality
     advice = verdict(quality)
     assert ("--port" in advice) == (name in ("another protocol", "too few bytes"))
@@ -263,8 +263,8 @@ def test_a_client_whose_host_tries_the_broker_again_in_vain_missed_the_answer(tm
 
 
 @pytest.mark.parametrize("opens", (True, False))
-def test_another_protocol_that_counts_as_kafka_by_its_port_is_told(tmp_path, opens):
-    """Whoever was advised to name the port hears what came of it, and not to name it again."""
+def test_another_protocol_on_a_named_kafka_port_is_reported(tmp_path, opens):
+    """After following the advice to name the port, the user gets its result, and not the same advice again."""
     wire = Wire().shake() if opens else Wire()
     for _ in range(5):
         wire.send(0, b"PING\r\n" * 9).send(1, b"+PONG\r\n" * 9)

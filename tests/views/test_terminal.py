@@ -1,4 +1,4 @@
-"""What is drawn where, and text that cannot move a cursor."""
+"""Terminals on which screens are drawn, and text that cannot move a cursor."""
 
 import io
 
@@ -32,5 +32,5 @@ def test_screens_only_where_they_can_be_drawn(monkeypatch, capsys, terminal, env
     assert ("\x1b" in capsys.readouterr().err) == can
 
 
-def test_what_a_file_is_called_moves_no_cursor():
+def test_the_name_of_a_file_moves_no_cursor():
     assert printable("a\x1b[2J\n\udcffé") == "a\\x1b[2J\\n\\udcffé"

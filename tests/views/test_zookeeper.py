@@ -1,4 +1,4 @@
-"""What ZooKeeper's connections said, by `kproxy decode --zookeeper`: of a capture and of a frame."""
+"""ZooKeeper's operations, shown by `kproxy decode --zookeeper` for a capture and for a frame."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_transactions_and_frames_alone():
 
 
 def test_an_auth_packet_alone_is_zookeepers(tmp_path):
-    """Its connection began before the capture, and its port says nothing: it is known by what is in it."""
+    """Its connection began before the capture, on no known port: only the content identifies ZooKeeper."""
     server = (b"\x0a\0\0\2", 12181)
     asked = (
         bytes.fromhex("00000021 fffffffc 00000064 00000000 00000006")
@@ -65,13 +65,13 @@ def test_an_auth_packet_alone_is_zookeepers(tmp_path):
     assert "auth  xid -4" in run(capture) and "app:app" not in run(capture)
 
 
-def test_options_that_do_not_go_with_it_are_refused():
+def test_options_that_conflict_with_zookeeper_are_refused():
     result = CliRunner().invoke(cli, ["decode", "--zookeeper", "--records", "00"])
     assert result.exit_code == 2
     assert "--zookeeper goes with" in result.output
 
 
-def test_what_is_no_capture_of_zookeeper_is_said():
+def test_a_capture_without_zookeeper_gets_a_message():
     done = CliRunner().invoke(cli, ["decode", "--zookeeper", str(captures.capture("k41_quota"))])
     assert "no ZooKeeper was found" in str(done.exception) and not done.output
     done = CliRunner().invoke(cli, ["decode", "--zookeeper", "nowhere.pcap"])

@@ -1,4 +1,4 @@
-"""Figures of `kproxy top`: rates are of what was added between two answers, and a restarted kproxy begins anew."""
+"""Figures of `kproxy top`: a rate is the difference of two answers, and starts again with a restarted kproxy."""
 
 from kproxy.views.top.figures import MAX_SLOW, WINDOW_S, AtLeast, Figures
 from kproxy.views.top.source import Source
@@ -70,7 +70,7 @@ def test_rows_that_a_cut_list_had_left_out_have_no_rate():
     assert [(row["error"], row["answers_per_s"]) for row in figures.errors()] == [("NEW", 0.0), ("E1", 2.0)]
 
 
-def test_where_totals_are_cut_sums_are_those_of_all():
+def test_sums_cover_all_rows_though_the_list_is_truncated():
     """Of 300 rows an answer has 200, and all of them added up by API and by broker."""
     figures = Figures()
     figures.add(answer(1, 10))
@@ -94,13 +94,13 @@ def test_where_totals_are_cut_sums_are_those_of_all():
     assert [row["requests"] for row in figures.traffic(("api",), lambda key: key[:2] == ("c", "7"))] == [30, 30]
 
 
-def test_a_lag_that_may_be_more_is_told_so_and_topics_without_traffic_have_theirs():
+def test_a_lag_that_may_be_larger_is_marked_so_and_topics_without_traffic_have_a_lag():
     figures = Figures()
     lags = [
         ["c", "group", "billing", "orders", 7500, 2.0, 3],
         ["c", "group", "audit", "orders", 100, 1.0, 0],
         ["c", "group", "audit", "idle", None, None, 2],
-        ["c", "client_id", "app", "orders", 9000, 3.0],  # as an older kproxy tells it
+        ["c", "client_id", "app", "orders", 9000, 3.0],  # as an older kproxy sends it
     ]
     groups = [["c", name, "Stable", 1, 1, 0, 0.0, 0] for name in ("billing", "audit", "new")]
     figures.add(answer(1, 10, topics=[["c", "orders", 1, 1, 1, 1]], groups=groups, lags=lags))
@@ -118,7 +118,7 @@ def test_a_lag_that_may_be_more_is_told_so_and_topics_without_traffic_have_their
     assert ["billing", "group", "≥", "7,500", "2.00", "s", "3"] in [line.split() for line in lines]
 
 
-def test_groups_of_which_only_the_lag_is_known_have_rows():
+def test_groups_with_a_known_lag_alone_have_rows():
     """After a restart of kproxy, or where offsets are committed without joining a group."""
     figures = Figures()
     lags = [
@@ -137,7 +137,7 @@ def test_groups_of_which_only_the_lag_is_known_have_rows():
     )
 
 
-def test_what_all_others_are_behind_together_is_no_largest_lag():
+def test_the_sum_of_the_lags_of_all_other_groups_is_not_taken_as_the_largest_lag():
     figures = Figures()
     lags = [["c", "group", "other", "other", 10**6, None, 0]]
     lags += [["c", "group", f"g{number}", "orders", 7, None, 0] for number in range(99)]

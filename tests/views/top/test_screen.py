@@ -30,7 +30,7 @@ async def until(pilot, condition):
 
 
 def text(app):
-    """What stands on the screen, line by line."""
+    """The text on the screen, line by line."""
     return [strip.text for strip in app.screen._compositor.render_strips()]
 
 
@@ -131,7 +131,7 @@ def test_keys_choose_sort_filter_open_and_pause():
 
 
 @pytest.mark.ring2
-def test_a_kproxy_that_goes_away_is_asked_again():
+def test_a_kproxy_that_stops_answering_is_asked_again():
     async def test():
         port = free_ports(6)
         admin = f"{HOST}:{port + 5}"

@@ -33,7 +33,7 @@ def test_a_name_stays_in_its_cell(name):
     assert "[red]" in plain(HOSTILE[0])
 
 
-def test_what_is_needed_least_is_left_out_first():
+def test_the_least_needed_columns_are_left_out_first():
     row = dict.fromkeys(column.key for column in TABLES["connections"].columns) | {"cluster": "one", "requests": 12_345}
     keys = {
         width: [column.key for column, _ in fitting(TABLES["connections"], [row], width)] for width in (60, 80, 200)
@@ -44,7 +44,7 @@ def test_what_is_needed_least_is_left_out_first():
     assert "cluster" in [column.key for column, _ in fitting(TABLES["connections"], several, 200)]
 
 
-def test_what_kind_of_group_it_is_fits_80_columns():
+def test_the_type_of_a_group_fits_into_80_columns():
     shown = {"group": "payments-reconciliation", "state": "PreparingRebalance", "protocol": "classic", "members": 12}
     row = shown | {"type": "consumer", "generation": 1234, "rebalances": 345, "rebalance_s": 3.0, "refused": 7}
     row |= {"cluster": "one", "max_lag_records": None, "lag_unknown_partitions": 0}
@@ -56,7 +56,7 @@ def test_what_kind_of_group_it_is_fits_80_columns():
     assert "type" in narrow and "protocol" not in narrow
 
 
-def test_what_has_no_value_comes_last_and_equals_keep_still():
+def test_rows_without_a_value_come_last_and_equal_rows_keep_their_order():
     values = {"b": None, "d": 1, "c": 3, "a": 1}
     rows = [{"api": api, "p50_s": value} for api, value in values.items()]
     assert [row["api"] for row in ordered(TABLES["apis"], rows, "p50_s", True)] == ["c", "a", "d", "b"]
@@ -64,7 +64,7 @@ def test_what_has_no_value_comes_last_and_equals_keep_still():
     assert [row["api"] for row in matching(TABLES["apis"], rows, "C")] == ["c"]
 
 
-def test_a_finding_is_read_from_what_it_is_to_what_to_do_with_units():
+def test_a_finding_is_shown_from_its_title_to_its_remedy_with_units():
     evidence = {"connections": 185, "per_minute": 164.16572672866064, "life_p50_ns": 5452631027, "closed_share": 0.25}
     row = {"kind": "connection_churn", "rank": 1, "weight": 0.016416572672866066, "place": {"client": None}}
     row |= {"title": "Connections that come and go", "where": "all clients", "evidence": evidence, "job": "connections"}
@@ -79,7 +79,7 @@ def test_a_finding_is_read_from_what_it_is_to_what_to_do_with_units():
     assert list(lines.items())[-1] == ("ask a recording", "kproxy analyze connections TABLES")
 
 
-def test_what_a_kproxy_did_not_send_is_said():
+def test_tables_that_a_kproxy_did_not_send_are_named():
     figures = Figures()
     rows = [["c", f"t{number}", 1, 1, 1, 1] for number in range(LARGEST)]
     lags = [["c", "group", f"g{number}", "idle", 7, 1.0, 0] for number in range(LARGEST)]
@@ -96,7 +96,7 @@ def test_what_a_kproxy_did_not_send_is_said():
     assert LARGEST == MAX_ROWS and page is not None and f"MOST = {MAX_ROWS}," in page["page.js"].body.decode()
 
 
-def test_a_lag_of_which_nothing_is_known_is_said_to_be_unknown_and_comes_before_none():
+def test_an_unknown_lag_is_shown_as_unknown_and_comes_before_no_lag():
     lags = (("at its end", 0, 0), ("behind", 7, 0), ("unknown", None, 2), ("in part", AtLeast(0), 3), ("none", None, 0))
     names = "group", "max_lag_records", "lag_unknown_partitions"
     rows = [dict(zip(names, values, strict=True)) for values in lags]
