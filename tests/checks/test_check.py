@@ -94,7 +94,7 @@ def test_faults_of_the_settings_and_of_tls_are_those_of_a_start(written, tmp_pat
     assert run().returncode == 2
 
 
-def test_what_would_run_is_told_and_no_secret_is_in_it(written, tmp_path):
+def test_the_summary_shows_the_settings_that_would_run_without_secrets(written, tmp_path):
     files = Authority(tmp_path).server()
     (tmp_path / "password").write_text("s3cr3t-of-a-file")
     file = written(
@@ -123,7 +123,7 @@ def test_the_file_of_the_audit_decides_if_it_is_there_and_not_its_folder(written
     assert not check(file, {}).faults
 
 
-def test_what_only_a_start_would_find(written, tmp_path):
+def test_faults_that_only_a_start_would_find_are_reported(written, tmp_path):
     (tmp_path / "token").write_text("two words")
     file = written(
         f'admin = 9600\nadmin_token_file = "{tmp_path}/token"\naudit = "{tmp_path}"\n'
@@ -136,13 +136,13 @@ def test_what_only_a_start_would_find(written, tmp_path):
     assert faults["default: login.token_command"] == "no-such-program is no program that this user may run"
 
 
-def test_what_would_run_says_what_is_left_to_defaults(written):
+def test_the_summary_names_settings_left_to_defaults(written):
     file = written("admin = 9600\n" + cluster() + '[[cluster.policy]]\naction = "allow"\ntopic = "a"\n')
     text = "\n".join(runs(summary(check(file, {}).config)))
     assert "1 rule, what none matches is denied" in text and "localhost:9600" in text
 
 
-def test_what_a_start_would_log_is_a_warning_here_and_a_finding_of_the_doctor(written, tmp_path):
+def test_a_warning_that_a_start_would_log_is_one_of_check_and_a_finding_of_doctor(written, tmp_path):
     files = Authority(tmp_path).expired()
     tls = f'[cluster.tls]\ncertificate = "{files.certificate}"\nkey = "{files.key}"\n'
     file = written(cluster(bootstrap=["127.0.0.1:1"]) + tls)
@@ -167,7 +167,7 @@ def test_logins_that_kproxy_checks_do_not_pass_through(written, tmp_path):
     ]
 
 
-def test_what_would_run_has_zookeeper(written):
+def test_the_summary_has_zookeeper(written):
     file = written(cluster() + '[[zookeeper]]\nname = "old"\nlisten = "localhost:2181"\nservers = ["zk-1:2181"]\n')
     rows = [line.split() for line in runs(summary(check(file, {}).config))]
     at = rows.index(["zookeeper", "old"])
@@ -191,7 +191,7 @@ def test_a_principal_without_its_type_is_asked_for_again(written):
 
 
 def test_no_port_is_opened(written):
-    """It says the same while a kproxy has those ports."""
+    """The result is the same while a kproxy has those ports."""
     file = written(cluster())
     config = check(file, {}).config
     with socket.create_server(config.clusters[0].listen):
@@ -199,7 +199,7 @@ def test_no_port_is_opened(written):
     assert any("kafka.example:9092" in line for line in runs(summary(config)))
 
 
-def test_rules_are_counted_as_people_do(written):
+def test_the_count_of_rules_is_singular_or_plural(written):
     rule = '[[cluster.policy]]\naction = "allow"\ntopic = "a"\n'
     assert "1 rule, what none matches is denied" in run(written(cluster() + rule)).stdout
     assert "2 rules, what none matches" in run(written(cluster() + rule * 2)).stdout
@@ -219,7 +219,7 @@ def test_a_table_with_too_few_brackets_is_named(written):
     assert done.returncode == 1 and "write each [cluster] as [[cluster]], with two brackets" in done.stderr
 
 
-def test_what_is_likely_not_meant_is_a_warning_here_and_of_the_doctor(written):
+def test_a_likely_mistake_is_a_warning_of_check_and_of_doctor(written):
     file = written(cluster(name="shop", bootstrap=["127.0.0.1:1"]) + '[[cluster.policy]]\naction = "allow"\n')
     done = run(file)
     assert done.returncode == 0
@@ -259,7 +259,7 @@ def test_the_file_of_given_ports_may_be_missing_but_is_ours_and_can_be_written(t
 
 
 def test_a_file_of_bytes_is_no_configuration(tmp_path):
-    """Saving it as UTF-8, as a text in another encoding is told, would not help."""
+    """The advice for text in another encoding, to save it as UTF-8, would not help."""
     capture, text = tmp_path / "seen.pcap", tmp_path / "kproxy.toml"
     capture.write_bytes(b"\xd4\xc3\xb2\xa1\2\0\4\0")
     text.write_bytes("# geändert\n".encode("latin-1"))

@@ -1,4 +1,4 @@
-"""What kproxy does with the versions of a cluster, on a miniature one whose brokers offer what the test says."""
+"""The report on the API versions of a cluster, for a miniature cluster whose brokers offer the versions of the test."""
 
 import json
 import threading
@@ -102,7 +102,7 @@ def test_clients_that_a_running_kproxy_sees(cluster, newer):
         ("orders", "apache-kafka-java", "4.1.0"),
     ]
     (found,) = compatibility(config(newer), clients)
-    assert found.losses == ()  # a Java client of 4.1 speaks no Fetch that kproxy does not
+    assert found.losses == ()  # a Java client of 4.1 has no Fetch version that kproxy lacks
     assert found.unknown == ("librdkafka 2.6.0",)
     shown = "\n".join(lines(found))
     assert "None of the 2 kinds of clients seen would use it." in shown
@@ -125,7 +125,7 @@ def test_clients_that_tables_show(newer, tmp_path):
 
 
 @pytest.mark.parametrize("source", ["http://127.0.0.1:1", "/no/such/folder"])
-def test_clients_that_cannot_be_had(source):
+def test_an_unusable_source_of_clients_is_an_error(source):
     with pytest.raises(ConfigError, match="--clients"):
         clients_of(source)
 
@@ -136,8 +136,8 @@ def test_a_cluster_that_does_not_answer():
         compatibility(settings)
 
 
-def test_every_release_is_known_by_what_it_serves():
-    """Of all lines that answer ApiVersions; those that serve clients the same are told as the newer one."""
+def test_every_release_is_recognised_by_the_versions_that_it_serves():
+    """All release lines that answer ApiVersions; two that serve clients the same are reported as the newer."""
     served = {release: versions for release, versions in served_versions().items() if 18 in versions}
     named = {
         release: release_of({key: (some[0], some[-1]) for key, some in versions.items() if len(some)})
@@ -152,7 +152,7 @@ def test_every_release_is_known_by_what_it_serves():
     )
 
 
-def test_a_release_is_told_by_what_it_serves_clients_and_by_nothing_else():
+def test_only_the_versions_for_clients_identify_a_release():
     """One version less of any API for clients is an older release; other APIs depend on features and settings."""
     newest, versions = [*served_versions().items()][-1]
     offers = {key: (some[0], some[-1]) for key, some in versions.items() if len(some)}

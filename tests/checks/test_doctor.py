@@ -84,7 +84,7 @@ def test_settings_that_cannot_be():
     only(examine(None, {}, {"listen": "9092", "bootstrap": "b:1"}), "configuration", "error", "not HOST:PORT")
 
 
-def test_names_and_addresses_that_nobody_is_at(cluster):
+def test_names_that_do_not_resolve_and_addresses_that_do_not_answer_are_found(cluster):
     closed = free_ports(1)
     good = ",".join(f"{host}:{port}" for host, port in cluster.bootstrap)
     report = examine(None, {}, flags(cluster, bootstrap=f"no-such-host.invalid:9092,{HOST}:{closed},{good}"))
@@ -129,7 +129,7 @@ def test_keys_that_check_tokens(cluster, issuer, tmp_path):  # noqa: F811
         only(examine(str(file), {}, flags(cluster)), "login", "error", said)
 
 
-def test_a_host_that_accepts_and_says_nothing(cluster):
+def test_a_host_that_accepts_and_sends_nothing_is_found(cluster):
     with socket.create_server((HOST, 0)) as silent:
         port = silent.getsockname()[1]
         report = examine(None, {}, {"listen": f"{HOST}:{free_ports(3)}", "bootstrap": f"{HOST}:{port}", **QUICK})
@@ -224,7 +224,7 @@ def test_an_upstream_that_leads_back_through_a_load_balancer():
 
 def test_a_cluster_that_wants_a_login():
     async def closes(version, body):
-        raise asyncio.CancelledError  # as a broker does on what comes before a login
+        raise asyncio.CancelledError  # as a broker does on a request before the login
 
     def wants_login(broker):
         broker._handlers[METADATA] = closes
@@ -263,14 +263,14 @@ def test_brokers_that_differ_and_brokers_that_are_newer():
         only(report, "versions", "note", "newer than this kproxy: Fetch up to v18, unknown_999 unread")
 
 
-def test_what_clients_are_told_leads_nowhere(cluster):
+def test_advertised_addresses_that_lead_nowhere_are_found(cluster):
     report = examine(None, {}, flags(cluster, advertise="no-such-host.invalid:{port}"))
     assert len(only(report, "advertised", "warning", "clients are told a name that this host does not know")) == 3
     report = examine(None, {}, flags(cluster, advertise="127.0.0.99:{port}"))
     assert len(only(report, "advertised", "warning", "it leads elsewhere: ")) == 3
 
 
-def test_files_and_memory_that_do_not_suffice(cluster, monkeypatch):
+def test_too_few_descriptors_and_too_little_memory_are_found(cluster, monkeypatch):
     report = examine(None, {}, flags(cluster, max_connections="1000000000"))
     assert "of max_connections=1000000000 fit" in str(found(report, "open files"))
     assert found(report, "open files")[0][0] == "error"

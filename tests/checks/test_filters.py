@@ -18,7 +18,7 @@ DENIED = {"action": "deny", "topic": "secret-*"}
 
 
 def edited(rules, **settings):
-    """The APIs, with versions unless all are meant, whose answers the list says the policy edits."""
+    """The APIs whose answers the policy edits, according to the list; with versions unless it means all."""
     listed, _ = filters_of(Config(cluster=[cluster()]), cluster(*rules, **settings))
     return next((each.answers.names for each in listed if each.name == "policy"), ())
 
