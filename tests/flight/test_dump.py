@@ -1,4 +1,4 @@
-"""A dump is written whatever has passed: what cannot be shown is left out, and named by its size."""
+"""A dump is written whatever has passed: bytes that cannot be shown are left out, and their size is given."""
 
 import io
 import pickle
@@ -39,7 +39,7 @@ def produced(number):
 
 
 def sent(tmp_path, said, *, records=False, whole=True):
-    """What a process would send of that dialogue."""
+    """The input of a dump that a process would send for that dialogue."""
     frames, headers = Frames(1 << 30, HOUR_NS), Headers(1 << 30, HOUR_NS)
     session = Session(Interest(details=True))
     take = headers.connected(INFO)
@@ -122,7 +122,7 @@ def test_records_that_would_take_a_dump_all_its_time_cost_it_their_own_frames(tm
     assert VALUE not in data and data.count(b"holds more than kproxy unpacks for a dump") == 2
 
 
-def test_a_frame_is_told_of_its_own_exchange_though_all_have_one_correlation_id(tmp_path):
+def test_a_frame_belongs_to_its_own_exchange_though_all_have_one_correlation_id(tmp_path):
     said = []
     for number in range(3):
         said += [(CLIENT, request(HEARTBEAT, 4, 7)), (BROKER, response(HEARTBEAT, 4, 7, {"errorCode": 25 + number}))]
@@ -140,7 +140,7 @@ def test_a_frame_is_told_of_its_own_exchange_though_all_have_one_correlation_id(
     ] == list(errors)
 
 
-def test_what_a_process_cannot_write_is_told(tmp_path):
+def test_files_that_a_process_cannot_write_are_reported(tmp_path):
     (tmp_path / "frames.pcapng").touch()
     with pytest.raises(Exception, match="File exists"):
         sending.send(tmp_path, {}, records=False, why="a test", worker=None, rows=[], connections=[], chunks=[])
@@ -197,7 +197,7 @@ def test_a_process_that_stands_still_ends_with_its_time(tmp_path, monkeypatch):
         sending.send(tmp_path, {}, records=False, why="a test", worker=None, rows=[], connections=[], chunks=much)
 
 
-def test_an_event_that_no_row_can_hold_costs_itself_and_is_said(caplog):
+def test_an_event_that_no_row_can_hold_is_left_out_and_logged(caplog):
     headers = Headers(1 << 30, HOUR_NS)
     session = Session(Interest(details=True))
     for number in range(3):

@@ -1,4 +1,4 @@
-"""What is cut out of the bytes that passed is the frames that passed, however they came, or is said to be cut."""
+"""The recorder returns the frames that passed, for any split of their bytes, or marks them as truncated."""
 
 import random
 import tracemalloc
@@ -81,7 +81,7 @@ def test_frames_that_fit_come_back_byte_for_byte(seed, largest, monkeypatch):
     assert all(frame.api is not None for frame in got) and whole > len(got) // 2
 
 
-def test_of_frames_that_are_too_large_for_whoever_asks_only_the_first_bytes_come():
+def test_frames_larger_than_the_requested_size_return_only_their_first_bytes():
     said = dialogue(random.Random(1), 60)
     kept = Frames(1 << 30, HOUR_NS)
     play(said, random.Random(2), kept, 20_000)
@@ -93,7 +93,7 @@ def test_of_frames_that_are_too_large_for_whoever_asks_only_the_first_bytes_come
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_what_was_forgotten_is_left_out_and_the_rest_is_right(seed):
+def test_dropped_frames_are_left_out_and_the_others_are_right(seed):
     chance = random.Random(seed)
     said = dialogue(chance, 120)
     kept = Frames(200_000, HOUR_NS)
@@ -129,7 +129,7 @@ def test_tokens_of_a_login_are_never_kept():
     assert [frame.correlation_id for frame in cut(kept.chunks) if frame.side == CLIENT] == [9, 10]
 
 
-def test_connections_without_bytes_are_bounded_by_what_is_known_of_them():
+def test_connections_without_bytes_are_bounded_by_the_size_of_their_state():
     kept = Frames(1 << 20, HOUR_NS)
     tracemalloc.start()
     try:

@@ -55,7 +55,7 @@ def frames() -> Iterator[Frame]:
                     yield Frame(INFO, side, 1, 1, len(data), data, (key, version), 1)
 
 
-def test_of_every_api_and_version_and_of_what_no_version_knows() -> None:
+def test_bytes_are_redacted_in_every_api_and_version_and_in_unknown_fields() -> None:
     names = set()
     for frame in frames():
         data, note = written(frame, allowance(), records=True)
@@ -69,7 +69,7 @@ def test_of_every_api_and_version_and_of_what_no_version_knows() -> None:
     assert len(names) > 500  # all have a place behind the body
 
 
-def test_what_clients_push_is_left_out_as_records_are() -> None:
+def test_pushed_metrics_are_left_out_like_records() -> None:
     header = {"requestApiKey": 72, "requestApiVersion": 0, "correlationId": 1}
     data = codec.encode_request(header, {"metrics": BYTES})
     frame = Frame(INFO, CLIENT, 1, 1, len(data) + 4, len(data).to_bytes(4, "big") + data, (72, 0), 1)
