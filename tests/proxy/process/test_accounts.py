@@ -1,4 +1,4 @@
-"""What peers can make a process hold: the docs follow from the accounts, and each is filled, bounded and emptied.
+"""Memory that peers can make a process use: the docs follow from the accounts; each is filled, bounded and emptied.
 
 Bytes of clients and brokers go over sockets, through a whole kproxy.
 """
@@ -139,7 +139,7 @@ def now(here: Live) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("key", FILLS)
-def test_what_is_held_has_its_bound_and_is_given_back(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_memory_has_its_bound_and_is_released(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a reset of both sides, whatever was under way, every account of the process is empty again."""
     monkeypatch.setattr(pressure, "MOST_REQUESTS", LIMIT - pressure.FREE_REQUESTS)
     rules = (Rule(action="deny", group="secret-*"),) if key in DECIDED else ()

@@ -1,4 +1,4 @@
-"""A kproxy that is changed while clients ask it all the time: nobody is refused, nothing is unanswered."""
+"""A kproxy is reloaded and upgraded under load: no client is refused, and no request stays unanswered."""
 
 import asyncio
 import json
@@ -200,7 +200,7 @@ def test_reload_under_load(settings, workers):
     live(test(), TIMEOUT_S)
 
 
-def test_what_is_wrong_is_told_and_changes_nothing(settings):
+def test_invalid_settings_are_reported_and_change_nothing(settings):
     async def test():
         first, second = Brokers(1), Brokers(1)
         config = settings(first, second)
@@ -366,7 +366,7 @@ def test_an_upgrade_begins_behind_the_reload_under_way(settings, caplog):
     live(test(), TIMEOUT_S)
 
 
-def test_signals_before_its_start_has_ended_meet_no_half_of_it(caplog):
+def test_during_the_start_a_reload_waits_and_an_upgrade_is_refused(caplog):
     """A reload found clusters that did not exist yet, and was lost; a new kproxy got some of the ports."""
 
     async def test():
@@ -411,7 +411,7 @@ def test_whoever_ends_it_in_the_middle_of_an_upgrade_ends_both(settings):
 
 
 class Mute(Brokers):
-    """Answers no Heartbeat: whoever sends one keeps a kproxy from the end of its drain."""
+    """Answers no Heartbeat, so a client that sends one keeps a kproxy draining."""
 
     def _answer(self, api, version, correlation):
         return b"" if api == HEARTBEAT else super()._answer(api, version, correlation)

@@ -1,4 +1,4 @@
-"""What is left of a cluster that a reload removes."""
+"""Connections and counters of a cluster that a reload removes."""
 
 import asyncio
 import socket
@@ -26,7 +26,7 @@ TAKES_HEADERS = {"accept_proxy_protocol": True, "trusted_proxies": (ip_network(H
     [b"no header at all\r\n", b"PROXY TCP4 192.0.2.1 127.0.0.1 40000 9092\r\n"],
     ids=["refused", "let in"],
 )
-def test_a_client_that_was_on_its_way_in_leaves_with_its_cluster_and_so_do_its_series(reloads, header):
+def test_a_client_in_its_handshake_is_closed_with_its_cluster_and_its_series_end(reloads, header):
     """A client that was refused was counted after the cluster's cells had gone: that made them anew, for good.
 
     A client that a reload let come in by its settings was unknown to the next reload, and so stayed for good.
@@ -120,7 +120,7 @@ def test_connections_to_a_former_cluster_do_not_tell_where_brokers_of_the_next_o
 
 
 def test_a_failed_reload_that_adds_a_cluster_back_leaves_the_counters_of_its_connections_that_drain():
-    """They fell to nothing, and what these connections did from then on was counted by nobody."""
+    """The counters once fell to zero, and later events of these connections were not counted."""
 
     async def test():
         async with kproxy(drain_timeout_s=30) as here:

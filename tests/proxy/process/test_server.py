@@ -1,4 +1,4 @@
-"""`kproxy run` as a process: what it says, what it exits with, what its signals do."""
+"""`kproxy run` as a process: its output, its exit status, its reaction to signals."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ async def run(*arguments: str, files: int | None = None, **variables: str) -> as
 
 
 async def said(process: asyncio.subprocess.Process, text: str) -> str:
-    """The next line with that text."""
+    """Return the next line that contains the text."""
     assert process.stderr is not None
     async for line in process.stderr:
         if text in line.decode():
@@ -69,7 +69,7 @@ def test_faults_of_the_settings_are_lines_and_not_a_stack():
     live(test())
 
 
-def test_where_files_are_short_clients_wait_and_are_not_sent_away():
+def test_without_free_descriptors_clients_wait_and_are_not_closed():
     """Two files each: who is accepted must be able to have its broker."""
 
     async def test():
@@ -150,7 +150,7 @@ def test_the_log_says_when_it_is_done_and_a_late_signal_changes_no_status():
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
-def test_the_end_writes_what_was_recorded(end, tmp_path):
+def test_the_recording_is_written_at_the_end(end, tmp_path):
     async def test():
         broker = Broker()
         port = free_ports(3)
@@ -182,7 +182,7 @@ def test_the_end_writes_what_was_recorded(end, tmp_path):
     live(test())
 
 
-def test_where_nothing_can_be_recorded_nothing_runs(tmp_path):
+def test_kproxy_does_not_start_if_it_cannot_record(tmp_path):
     async def test():
         (tmp_path / "file").touch()
         addresses = ("--listen", f"{HOST}:{free_ports(3)}", "--bootstrap", f"{HOST}:9092")
