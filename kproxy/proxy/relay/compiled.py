@@ -49,7 +49,7 @@ AUTO, NATIVE, PYTHON = "auto", "native", "python"  # auto: the compiled core if 
 FEW_READS = 8  # before a connection is lent
 MOST_READS = 1024
 MAX_PART = 64 * 1024  # bytes of an incomplete frame that waits in the core for its rest
-MAX_PARTS = 4 * 1024 * 1024  # of all connections, with what pending Produces carry; beyond it Python reads such frames
+MAX_PARTS = 4 * 1024 * 1024  # incomplete frames and pending Produces of all connections; Python reads further ones
 LONG_FRAMES = 64  # a connection that was lent for so many frames is soon lent again
 
 # Why the core gives a connection back, as in native/src/conn.rs.
@@ -96,7 +96,7 @@ class Core:
 
     @property
     def part_bytes(self) -> int:
-        """Return the bytes of incomplete frames that wait in the core, and of what pending Produces carry."""
+        """Return the bytes in the core of incomplete frames and of the counts of pending Produce requests."""
         count: int = self.lane.part_bytes
         return count
 
@@ -202,7 +202,7 @@ class Lending:
         return reader if self._relay._peers[side].tls is None else partial(self._relay._feed, self, side)
 
     def feed(self, side: int, view: memoryview, arrived_ns: int) -> None:
-        """Relay the bytes of a view. In Python, if the connection came back while they were decrypted."""
+        """Relay the bytes of a view; Python does, if the core gave the connection back while they were decrypted."""
         if self.is_lent:
             self._conn.feed(side, view, arrived_ns)
         elif not self._relay.closed:
@@ -271,7 +271,7 @@ class Lending:
                 relay._put_back(side, part[1])
 
     def end(self) -> None:
-        """Let go of the connection, which is closed."""
+        """Release the connection, which is closed."""
         if self._conn is not None:
             self._conn.end()
 

@@ -41,8 +41,8 @@ from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event, Exchange
 from kproxy.wire.session import Session
 
 FIRST_BYTES = 256  # the first bytes of a client, for the admission check
-# By side, how long unsent bytes may wait: for a client, connections.max.idle.ms of brokers; for a broker, until every
-# client has timed out. Then, how long a side may stay open after the other has ended.
+# Longest wait of unsent bytes, by side: for a client, connections.max.idle.ms of brokers; for a broker, until every
+# client has timed out. HALF_CLOSED_S: how long a side may stay open after the other has ended.
 STALLED_S = (600.0, 120.0)
 HALF_CLOSED_S = 60.0
 HANDSHAKE_S = 5.0  # how long an end waits for the answer to a SaslHandshake, which brokers send at once
@@ -421,7 +421,7 @@ class Relay(InFlightLimit, Draining, Lendable):
         self._read_leftover(peer, side)
 
     def _read_leftover(self, peer: Peer, side: int) -> None:
-        """In a later turn, read bytes that TLS has already taken from the kernel: epoll does not report them."""
+        """Read, in a later turn, bytes that TLS has already taken from the kernel: epoll does not report them."""
         if peer.tls is not None and peer.tls.leftover and not peer.resuming:
             self._count_tls(peer)
             peer.resuming = True

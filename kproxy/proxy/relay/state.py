@@ -19,7 +19,7 @@ from kproxy.wire.session import Session
 
 
 class Glance(NamedTuple):
-    """What is counted of a connection."""
+    """Counters and state of a connection at one moment."""
 
     requests: int
     received_bytes: tuple[int, int]  # from the client and from the broker

@@ -3,8 +3,8 @@
 Bytes are written to the other side at once. Then the session reads them, SLICE bytes at a time, in turns with all other
 connections (`readings.py`), so that neither a large frame nor many connections delay the loop. Unread bytes queue in
 order; while a connection has more than QUEUE_BYTES of them, neither side is read. A session that gives up (bytes that
-are no frame, a four-letter command) costs nothing more, and the connection continues. So does a connection with more
-than FREE_BYTES queued, once all together have WAITING_BYTES.
+are no frame, a four-letter command) costs nothing more, and the connection continues. A session also gives up if its
+connection has more than FREE_BYTES queued while all connections together have WAITING_BYTES.
 
 Ends: an end is passed on as an end, since `echo ruok | nc` waits for its answer after one; a reset as a reset. A
 connection is closed if a side accepts nothing for STALLED_S, or stays open HALF_CLOSED_S after the other has ended.
