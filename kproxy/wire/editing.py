@@ -1,7 +1,7 @@
 """Large responses that the authorizer edits in slices (`slow_work.py`), while the broker's next bytes wait.
 
-The edited response is then read like one from the broker: in one go if it is small, else walked, its head held for the
-transform. Bound: the frame, in the budget for held bytes. Refuses to know the edit.
+The edited response is then read like one from the broker: a small one whole, a large one by the walker, its head
+held for the transform. Bound: the frame, in the budget for held bytes. Refuses to know the edit.
 """
 
 from typing import Any

@@ -149,9 +149,9 @@ class ApiPlan:
 class HeldBudget:
     """The limit for the bytes of incomplete requests and responses that all sessions together buffer.
 
-    A client that never completes a request would keep its share for ever. So at the limit the request that has been
-    held for longest, and for at least HELD_PATIENCE_NS, is evicted: the owner's `give_up(session)` makes the session
-    release its bytes before it returns.
+    A client that never completes a request would keep its share for ever. Therefore, at the limit, the budget evicts
+    the request held for longest, if it was held for at least HELD_PATIENCE_NS: the owner's `give_up(session)` makes the
+    session release its bytes before it returns.
 
     A second limit applies to the ids and topic-partitions kept from pending requests; None: no limit, as for captures,
     which are read from end to end.

@@ -23,13 +23,13 @@ from kproxy.wire.state import FEW_NAMED, FEW_NOTED, MAX_CUT_ID, NAMED_BYTES
 
 _READ = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))  # each changes the session's own state
 Values = tuple[Any, ...]  # client id, acks, max_wait_ms, group id, transactional id
-Carried = tuple[bytes, int, int, int, int, int]  # topic, partition, bytes, batches, records, codecs
+Produced = tuple[bytes, int, int, int, int, int]  # topic, partition, bytes, batches, records, codecs
 
 
 class Lent(NamedTuple):
     """The state that passes; times in nanoseconds of the session's clock."""
 
-    pending: list[tuple[Exchange, list[Carried] | None]]
+    pending: list[tuple[Exchange, list[Produced] | None]]
     number: int  # of the next request
     received: tuple[int, int]  # bytes, by side
     completed: tuple[int, int]  # frames, by side
@@ -90,8 +90,8 @@ def lend(session: Session) -> Lent | None:
         or not all(is_lent(session, each.plan) and each.outcome is UNANSWERED for each in session.pending)
     ):
         return None
-    pending = [(each, _carried(session, each)) for each in session.pending]
-    if any(carried is None and counts_records(session, each.plan) for each, carried in pending):
+    pending = [(each, _produced(session, each)) for each in session.pending]
+    if any(produced is None and counts_records(session, each.plan) for each, produced in pending):
         return None
     received, completed = session._received, session.completed
     return Lent(pending, session._number, (received[0], received[1]), (completed[0], completed[1]), session._free_at)
@@ -116,12 +116,12 @@ def give_back(
 ) -> None:
     """Restore a lent session.
 
-    pending: plan, first fields, correlation id, number, bytes, first and last byte, and what is carried, of each
+    pending: plan, first fields, correlation id, number, bytes, first and last byte, and counts of a Produce, of each
     request. missing: bytes of the last request that have not arrived. last: the first fields of the last request whose
     first fields are read.
     """
     exchanges: list[Exchange] = []
-    for plan, values, correlation_id, each, size, start, end, carried in pending:
+    for plan, values, correlation_id, each, size, start, end, produced in pending:
         exchange = Exchange(plan, correlation_id, each, len(exchanges), size, start)
         exchange.request_end = NONE if end is None else end
         (
@@ -132,8 +132,8 @@ def give_back(
             exchange.transactional_id,
         ) = values
         exchanges.append(exchange)
-        if carried is not None:
-            exchange.request_body = _body(plan, carried)
+        if produced is not None:
+            exchange.request_body = _body(plan, produced)
     session.pending[:] = exchanges
     session._number = number
     session._received[:] = received
@@ -149,26 +149,26 @@ def give_back(
             session._count_named(exchange, 0, len(body.sums) * NAMED_BYTES, exchange.request_start)
 
 
-def _carried(session: Session, exchange: Exchange) -> list[Carried] | None:
-    """Return what a Produce carries by topic-partition; None: it is not counted, or not known."""
+def _produced(session: Session, exchange: Exchange) -> list[Produced] | None:
+    """Return the counts of a Produce request by topic-partition; None: it is not counted, or not known."""
     body = exchange.request_body
     if body is None or not counts_records(session, exchange.plan) or len(body.sums) > FEW_NAMED:
         return None
-    carried: list[Carried] = []
+    produced: list[Produced] = []
     for topic, topic_id, size, batches, records, codecs, partition in body.sums:
         if records < 0:  # a compressed message set hides its count
             return None
         raw = topic.encode() if topic is not None else topic_id.bytes if topic_id is not None else b""
-        carried.append((raw, partition, size, batches, records, codecs))
-    return carried
+        produced.append((raw, partition, size, batches, records, codecs))
+    return produced
 
 
-def _body(plan: ApiPlan, carried: list[tuple[Any, ...]]) -> Found:
+def _body(plan: ApiPlan, produced: list[tuple[Any, ...]]) -> Found:
     """Return the body of a Produce as the session reads it."""
     body = Found()
     sums: list[Sums] = []
     body.sums = sums
-    for raw, partition, size, batches, records, codecs, _ in carried:
+    for raw, partition, size, batches, records, codecs, _ in produced:
         topic = topic_of(plan, raw)
         name, identity = (topic, None) if isinstance(topic, str) else (None, topic)
         sums.append(Sums(name, identity, size, batches, records, codecs, partition))

@@ -16,7 +16,7 @@ from kproxy.protocol.schema import Field, address_path
 from kproxy.wire.bodies.found import SUMS, TOPICS, Partition
 
 # Offsets are in Fetch, ListOffsets, OffsetCommit, OffsetFetch and TxnOffsetCommit, and in the answers to Produce. A
-# request of a fetch session (KIP-227) lists the partitions that were added or changed, and those that were removed.
+# request of a fetch session (KIP-227) lists the added, the changed and the removed partitions.
 _WITH_OFFSETS = frozenset((1, 2, 8, 9, 28))
 _SESSION_EPOCH = "sessionEpoch"
 _FORGOTTEN = "forgottenTopicsData"

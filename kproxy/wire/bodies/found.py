@@ -135,8 +135,8 @@ class Found:
     names: Mapping[UUID, str] = MappingProxyType({})  # topic names by topic id, from bodies that have both
     brokers: Mapping[tuple[str, int], int] = MappingProxyType({})  # node ids by (host, port)
     cluster_id: str | None = None  # of an answer that lists brokers; before Kafka 0.10.1 they have none
-    # In an incremental fetch request: the (topic, partition) pairs that leave the session (KIP-227), while `partitions`
-    # lists additions. None: `partitions` is the complete list.
+    # The (topic, partition) pairs that an incremental fetch request removes from its session (KIP-227); then
+    # `partitions` lists additions. None: `partitions` is the complete list.
     forgotten: list[tuple[str | UUID | None, int]] | None = None
     replica_id = NONE  # of a Fetch or ListOffsets request: the broker that sent it; NONE: a client did
     has_rack = False  # a Fetch request names its rack, so that a follower may answer it (KIP-392)

@@ -29,7 +29,7 @@ class Logs(Room):
     def __init__(self, batch_bytes: int = BATCH_BYTES, all_bytes: int = ALL_BYTES) -> None:
         super().__init__(self.may_be, batch_bytes, all_bytes)
         self._decided: dict[str | int | None, bool] = dict.fromkeys(LOGS, True)  # by name, or by the id's number
-        self.doubted: set[int] = set()  # ids of which a control batch was dropped before they were decided
+        self.doubted: set[int] = set()  # undecided ids with a dropped control batch
 
     def may_be(self, topic: str | None, topic_id: UUID | None) -> bool:
         """Return whether batches of a topic are copied; those of an undecided id are copied to decide it."""

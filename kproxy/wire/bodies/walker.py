@@ -1,4 +1,4 @@
-"""The walker: reads a body in the pieces in which it arrives, and changes addresses in it without changing its size.
+"""The walker: reads a body piece by piece as it arrives, and changes addresses in it without changing its size.
 
 Duty: run the generator of `plans` over the pieces, carry the bytes of a value that two pieces share, take checksums and
 copies of batches as their bytes pass, and return edits that hide addresses. The size of the frame was sent before, so
@@ -34,8 +34,8 @@ UNKNOWN_TAG = 127
 class BodyWalker(Found):
     """Reads one body, of a "request" or a "response"; `feed` takes its bytes in order, from behind the correlation id.
 
-    detail: SUMS fills `sums`, TOPICS `partitions`, BATCHES also `batches`, each in wire order. To keep memory from
-    growing with the body, the owner takes them and clears the lists after each `feed`.
+    detail: SUMS fills `sums`, TOPICS `partitions`, BATCHES also `batches`, each in wire order. The owner
+    takes them and clears the lists after each `feed`, so that memory does not grow with the body.
     room: for copies of batches, with RECORDS.
     logs: for copies of batches of coordinators' logs, in `logged`.
     ahead_bytes: how many bytes to skip before the body, such as a frame's size and correlation id.
