@@ -1,6 +1,7 @@
 """Classic pcap: records of either byte order, with micro- or nanoseconds, in windows.
 
 Duty: the records of one file, and where they make no sense the next place from which plausible ones follow each other.
+A record whose length is wrong is found by the header behind it, so the last record of a window waits for the next one.
 Reference: draft-ietf-opsawg-pcap. Memory: one window. Refuses to know what is in a packet.
 """
 
@@ -16,6 +17,7 @@ LINK_MASK = 0x03FF_FFFF  # above it: the length of a frame check sequence
 HEADER_BYTES = 24  # of a file
 LEAST_CAPTURED = 14  # bytes of a packet, where records are looked for
 CHAIN = 4  # plausible records in a row that are taken for records
+DAY_S = 86_400  # between neighbouring records, in either direction; others are checked
 CLASSIC = {
     b"\xd4\xc3\xb2\xa1": ("<", 1000),
     b"\xa1\xb2\xc3\xd4": (">", 1000),
@@ -52,7 +54,6 @@ class Classic:
     def windows(self) -> Iterator[Window]:
         data = b""
         offset = self._start  # of data[0]
-        last_ns = self._last_ns
         damaged_from = NONE  # where in the file the records stopped making sense
         while True:
             more = self._source.read(WINDOW)
@@ -61,20 +62,26 @@ class Classic:
             records: list[Record] = []
             while True:
                 if damaged_from != NONE:
-                    position, found = self._next_sound(data, position, last_ns, not more)
+                    position, found = self._next_sound(data, position, self._last_ns, not more)
                     if not found:
                         break
-                    self._quality.note("damaged", last_ns, size=offset + position - damaged_from)
+                    self._quality.note("damaged", self._last_ns, size=offset + position - damaged_from)
                     damaged_from = NONE
-                position, sound = self._walk(data, position, records)
-                if records:
-                    last_ns = records[-1][0]
+                position, sound = self._walk(data, position, records, not more)
                 if sound and not more and position < len(data):  # cut, or its length is wrong and others follow
-                    sound = not self._next_sound(data, position + 1, last_ns, True)[1]
+                    sound = not self._next_sound(data, position + 1, self._last_ns, True)[1]
                 if sound:
                     break
+                behind, is_known = self._behind_wrong_length(data, position, records, not more)
+                if not is_known:
+                    break  # more of the file decides
+                if behind != position:
+                    position = behind
+                    continue
                 damaged_from = offset + position
                 position += 1
+            if more and damaged_from == NONE and records and records[-1][3] == position:
+                position = records.pop()[2] - 16  # the header behind it tells whether its length is right
             if records:
                 yield Window(data, offset, records)
             if not more:
@@ -82,11 +89,11 @@ class Classic:
             data = data[position:]
             offset += position
         if damaged_from != NONE:
-            self._quality.note("damaged", last_ns, size=offset + len(data) - damaged_from)
+            self._quality.note("damaged", self._last_ns, size=offset + len(data) - damaged_from)
         elif position < len(data):
-            self._quality.note("cut_file", last_ns, size=len(data) - position)
+            self._quality.note("cut_file", self._last_ns, size=len(data) - position)
 
-    def _walk(self, data: bytes, position: int, records: list[Record]) -> tuple[int, bool]:
+    def _walk(self, data: bytes, position: int, records: list[Record], final: bool) -> tuple[int, bool]:
         """Append the whole records from `position` on; returns where it stopped, and whether that place is sound."""
         unpack = self._head.unpack_from
         append = records.append
@@ -94,28 +101,87 @@ class Classic:
         second = SECOND // unit
         size = len(data)
         last = size - 16
+        before = self._last_ns // SECOND if self._last_ns != NONE else None
+        sound = True
         while position <= last:
             seconds, fraction, captured, original = unpack(data, position)
             if captured > most or fraction >= second or not original:
-                return position, False  # no packet is of 0 bytes: that is a hole in the file
+                sound = False  # no packet is of 0 bytes: that is a hole in the file
+                break
+            if before is None:
+                before = seconds
+            if captured > original or not -DAY_S <= seconds - before <= DAY_S:
+                believed = self._is_record(data, position, final)
+                if believed is None:
+                    break
+                if not believed:
+                    sound = False
+                    break
             start = position + 16
             end = start + captured
             if end > size:
                 break
             append((seconds * SECOND + fraction * unit, link, start, end, original))
+            before = seconds
             position = end
+        if records:
+            self._last_ns = records[-1][0]
+        return position, sound
+
+    def _is_record(self, data: bytes, position: int, final: bool) -> bool | None:
+        """Whether a header with an unlikely time or length is one: others follow it, and none are inside its packet.
+
+        None: more of the file decides. The clock may have been set, and some programs write an original length of
+        their own.
+        """
+        end = position + 16 + self._head.unpack_from(data, position)[2]
+        inside, found = self._next_sound(data, position + 16, self._last_ns, final, end)
+        if found or inside < end:
+            return False if found else None
+        chain = self.chain(data, position, NONE, strict=False)
+        if chain is None:
+            return False
+        return True if final or chain[0] == CHAIN else None
+
+    def _behind_wrong_length(self, data: bytes, position: int, records: list[Record], final: bool) -> tuple[int, bool]:
+        """Where records go on if no header is at `position` because the length of the last record is wrong.
+
+        That record is then dropped: others follow where it ends by its length on the wire, or begin inside it, as after
+        a lost block. `position`: its length is right. False: more of the file decides.
+        """
+        if not records or records[-1][3] != position:
+            return position, True
+        time_ns, _, start, _, original = records[-1]
+        searched = [(start, position)]
+        if position < start + original <= start + self._most:
+            if start + original + 16 > len(data) and not final:
+                return position, False
+            searched.append((start + original, start + original + 1))
+        for begin, stop in searched:
+            behind, found = self._next_sound(data, begin, time_ns, final, stop)
+            if found:
+                del records[-1]
+                self._quality.note("damaged", time_ns, size=behind - start + 16)
+                return behind, True
+            if behind < stop:
+                return position, False
         return position, True
 
-    def _next_sound(self, data: bytes, position: int, last_ns: int, final: bool) -> tuple[int, bool]:
-        """The next place from which plausible records follow each other; else (how far it looked, False).
+    def _next_sound(
+        self, data: bytes, position: int, last_ns: int, final: bool, stop: int | None = None
+    ) -> tuple[int, bool]:
+        """The next place before `stop` from which plausible records follow each other; else (how far it looked, False).
 
         At the end of the file it takes fewer than CHAIN of them: first those that end with it, then those with the most
         whole ones before one that is cut. What only looks like a record mostly seems to be cut, and has none before it.
         """
         order, least, most = self._order, LEAST_CAPTURED, self._most
         most_whole, at = 0, position
+        last = len(data) - 16
+        if stop is None:
+            stop = max(position, last)
         for start in heads.places(
-            data, position, len(data) - 16, step=1, order=order, length_at=8, least=least, most=most
+            data, position, min(stop, last), step=1, order=order, length_at=8, least=least, most=most
         ):
             chain = self.chain(data, start, last_ns)
             if chain is None:
@@ -127,27 +193,28 @@ class Classic:
                 return start, False  # more of the file decides
             if whole > most_whole:
                 most_whole, at = whole, start
-        return (at, True) if most_whole else (max(position, len(data) - 16), False)
+        return (at, True) if most_whole else (stop, False)
 
-    def chain(self, data: bytes, position: int, last_ns: int) -> tuple[int, int] | None:
+    def chain(self, data: bytes, position: int, last_ns: int, *, strict: bool = True) -> tuple[int, int] | None:
         """(how many whole records follow each other from `position` on, CHAIN at most, and where the last one ends).
 
-        The last one may be cut: it ends behind the data. Each is near in time, and complete or cut at the snap length;
-        None: one is not.
+        The last one may be cut: it ends behind the data. strict: each is near in time, and complete or cut at the snap
+        length. None: one is not a record.
         """
-        seconds = last_ns // SECOND
+        before = last_ns // SECOND
         size = len(data)
         for whole in range(CHAIN):
             if position + 16 > size:
                 return whole, position
-            second, fraction, captured, original = self._head.unpack_from(data, position)
-            if fraction >= SECOND // self._unit or not LEAST_CAPTURED <= captured <= self._most:
+            seconds, fraction, captured, original = self._head.unpack_from(data, position)
+            if fraction >= SECOND // self._unit or captured > self._most or not original:
                 return None
-            if captured != original and captured != self._snap:
-                return None
-            if last_ns != NONE and abs(second - seconds) > 86400:
-                return None
-            seconds = second
+            if strict:
+                if captured < LEAST_CAPTURED or captured not in (original, self._snap):
+                    return None
+                if last_ns != NONE and abs(seconds - before) > DAY_S:
+                    return None
+            before = seconds
             last_ns = 0
             position += 16 + captured
             if position > size:

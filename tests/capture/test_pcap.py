@@ -324,6 +324,46 @@ def test_bytes_that_look_like_a_record_beyond_the_end_lose_nothing(tmp_path, beh
     assert (quality.count("damaged"), quality.size("damaged")) == (1, 16 + len(PACKETS[lost][1]))
 
 
+@pytest.mark.parametrize("pack_up", (bytes, gzip.compress))
+@pytest.mark.parametrize("places", (range(30), range(1015, 1035), range(3380, 3425)))
+def test_one_flipped_bit_of_a_length_loses_only_its_record(tmp_path, places, pack_up):
+    """1,023 records are in the first window of a file."""
+    plain = captures.capture("k41_quota").read_bytes()
+    _, want = read(written(tmp_path, plain))
+    for place in places:
+        data = bytearray(plain)
+        at = want[place][4] - 8
+        bit = place % 18
+        data[at + bit // 8] ^= 1 << bit % 8
+        quality, records = read(written(tmp_path, pack_up(bytes(data))))
+        assert records == want[:place] + want[place + 1 :], (place, bit)
+        assert (quality.count("damaged"), quality.size("damaged")) == (1, 16 + len(want[place][2])), (place, bit)
+
+
+@pytest.mark.parametrize("pack_up", (bytes, gzip.compress))
+def test_a_lost_block_loses_only_the_records_that_it_touches(tmp_path, pack_up):
+    plain = captures.capture("k41_quota").read_bytes()
+    _, want = read(written(tmp_path, plain))
+    for begin in range(8192, len(plain) - 8192, 61_440 if pack_up is bytes else 409_600):
+        data = plain[:begin] + plain[begin + 4096 :]
+        quality, records = read(written(tmp_path, pack_up(data)))
+        before = [record[:4] for record in want if record[4] + len(record[2]) <= begin]
+        after = [record[:4] for record in want if record[4] - 16 >= begin + 4096]
+        found = [record[:4] for record in records]
+        assert found[: len(before)] == before and found[-len(after) :] == after, begin
+        assert len(found) - len(before) - len(after) in (0, 1), begin
+        assert quality.count("damaged") == 1, begin
+
+
+@pytest.mark.parametrize("length", (59, 61))
+def test_odd_lengths_and_a_clock_set_by_days_are_no_damage(tmp_path, length):
+    """Some programs write an original length that is smaller than the captured one, such as without a checksum."""
+    packets = [(n // 10 * 100 * 86_400_000_000_000 + n, bytes(60), length) for n in range(30)]
+    quality, records = read(written(tmp_path, packet.pcap(packets, nano=True)))
+    assert [(time_ns, data, size) for time_ns, _, data, size, _ in records] == packets
+    assert not list(quality)
+
+
 @pytest.mark.parametrize("shift", range(16))
 def test_a_gap_of_zeros_loses_only_the_records_that_it_touches(tmp_path, shift):
     """As left by a full disk or a power failure: whole blocks, so that it ends inside a record."""

@@ -23,7 +23,7 @@ import numpy as np
 
 from kproxy.capture.columns import inorder
 from kproxy.capture.files import Bytes
-from kproxy.capture.pcap import HEADER_BYTES, Classic
+from kproxy.capture.pcap import DAY_S, HEADER_BYTES, Classic
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import SECOND, Record, Window, most_captured
 
@@ -141,6 +141,7 @@ class Mapped:
         self._end = end or self._length
         self._quality = quality
         self._order = order
+        self._captured = Struct(order + "8xI").unpack_from
         self._unit = unit
         self._link = link
         self._snap = snap
@@ -154,8 +155,12 @@ class Mapped:
         count, mean = FIRST_RECORDS, 0
         sound = True
         while sound and position < self._end and position + HEAD <= self._length <= self._source.length():
-            window, sound = (self._mapped if mean > LARGE and self._held is not None else self._copied)(position, count)
+            read = self._mapped if mean > LARGE and self._held is not None else self._copied
+            window, sound = read(position, count + 1, last_ns)
             window = self._until_end(window)
+            if len(window.records) > sound and not self._is_at_end(window):
+                # the header behind it tells whether its length is right
+                window = window._replace(records=window.records[:-1])
             if not window.records:
                 break
             last_ns, _, _, end, _ = window.records[-1]
@@ -186,6 +191,14 @@ class Mapped:
         if position > self._end:  # inside a record: the next reader begins there, or the file ended there and has grown
             self._quality.note("damaged" if self._end < self._length else "cut_file", last_ns)
 
+    def _is_at_end(self, window: Window) -> bool:
+        """Whether no record is to be read behind a window, or only one that ends with the file."""
+        stop = window.offset + window.records[-1][3]
+        left = self._length - stop
+        if stop >= self._end or not 16 <= left < HEAD:
+            return stop >= self._end
+        return bool(16 + self._captured(window.data, stop - window.offset)[0] == left)
+
     def _until_end(self, window: Window) -> Window:
         """Without records that begin at the end or behind it."""
         count = len(window.records)
@@ -193,13 +206,12 @@ class Mapped:
             count -= 1
         return window if count == len(window.records) else window._replace(records=window.records[:count])
 
-    def _copied(self, position: int, count: int) -> tuple[Window, bool]:
+    def _copied(self, position: int, count: int, last_ns: int) -> tuple[Window, bool]:
         """At most `count` whole records from `position` on, in the buffer, and whether sound ones may follow.
 
         There are fewer where they turn out to be large.
         """
-        buffer, peek_into = self._buffer, self._source.peek_into
-        length = Struct(self._order + "8xI").unpack_from
+        buffer, peek_into, captured = self._buffer, self._source.peek_into, self._captured
         every = np.ndarray((len(buffer) - HEAD + 1,), f"V{HEAD}", buffer, strides=(1,))
         pieces: list[np.ndarray] = []
         places: list[np.ndarray] = []
@@ -216,42 +228,48 @@ class Mapped:
                 append = walked.append
                 while at <= last:
                     append(at)
-                    at += 16 + length(buffer, at)[0]
+                    at += 16 + captured(buffer, at)[0]
                 if walked:
                     places.append(np.array(walked, np.int64))
                     pieces.append(every[places[-1]])
                     found += len(walked)
         if not found:
             return Window(buffer, position, ()), True
-        columns, sound = self._columns(np.concatenate(places)[:count], np.concatenate(pieces)[:count], position)
+        columns, sound = self._columns(
+            np.concatenate(places)[:count], np.concatenate(pieces)[:count], position, last_ns
+        )
         if len(columns) and columns.end[-1] > filled:  # behind it there was no room; it is whole in the next window
             columns = columns[:-1]
         return Window(buffer, position, columns, is_lasting=False), sound
 
-    def _mapped(self, position: int, count: int) -> tuple[Window, bool]:
+    def _mapped(self, position: int, count: int, last_ns: int) -> tuple[Window, bool]:
         """The same, of records that stay where they are."""
         assert self._held is not None
         places, heads = self._read_heads(position, count)
-        columns, sound = self._columns(places, heads, 0)
+        columns, sound = self._columns(places, heads, 0, last_ns)
         return Window(self._held, 0, columns), sound
 
-    def _columns(self, places: np.ndarray, heads: np.ndarray, offset: int) -> tuple[Columns, bool]:
-        """Records that begin, in data from `offset` on, at places; those before one that is not sound, if there is."""
+    def _columns(self, places: np.ndarray, heads: np.ndarray, offset: int, last_ns: int) -> tuple[Columns, bool]:
+        """Records that begin, in data from `offset` on, at places; those before one that is not sound, if there is.
+
+        One with an unlikely time or length is not sound here: the ordinary reader decides.
+        """
         heads = heads.view(np.uint8).reshape(-1, HEAD)
         fields = np.ascontiguousarray(heads[:, :16])
         seconds, fraction, captured, original = fields.view(self._order + "u4").astype(np.int64).T
         start = places + 16
         end = start + captured
         wrong = (captured > most_captured(self._snap)) | (fraction >= SECOND // self._unit)
-        wrong |= (original == 0) | (end + offset > self._length)
+        wrong |= (original == 0) | (captured > original) | (end + offset > self._length)
+        before = last_ns // SECOND if last_ns != NONE else seconds[0]
+        wrong |= np.abs(np.diff(seconds, prepend=before)) > DAY_S
         time_ns = seconds * SECOND + fraction * self._unit
         columns = Columns(time_ns, self._link, start, end, original, heads[:, 16:])
         return (columns[: int(wrong.argmax())], False) if wrong.any() else (columns, True)
 
     def _read_heads(self, position: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Where records seem to begin, and their heads, without a page of the file being mapped."""
-        peek = self._source.peek
-        length = Struct(self._order + "8xI").unpack_from
+        peek, captured = self._source.peek, self._captured
         places: list[int] = []
         heads: list[bytes] = []
         last = min(self._length - HEAD, position + LARGE_WINDOW_BYTES)
@@ -265,7 +283,7 @@ class Mapped:
                 room = len(piece) - HEAD
             places.append(position)
             heads.append(piece[at : at + HEAD])
-            size = 16 + length(piece, at)[0]
+            size = 16 + captured(piece, at)[0]
             position += size
             at += size
         return np.array(places, np.int64), np.frombuffer(b"".join(heads), np.uint8)
