@@ -19,7 +19,7 @@ from kproxy.protocol.apis import API_VERSIONS, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from kproxy.protocol.codec import Body
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.addresses import Address
-from kproxy.proxy.filters.rewrite import add_offers, cap_versions
+from kproxy.proxy.filters.rewrite import add_offers
 from kproxy.proxy.filters.telemetry import TELEMETRY_APIS
 from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.sasl.clients import MAX_FRAME, Authenticator
@@ -43,6 +43,7 @@ log = logging.getLogger("kproxy.logins")
 class Authentication:
     """upstreams(client): the addresses of its broker. admits(first bytes): False for one of kproxy's own requests.
 
+    capped(version, answer, host, client id): an answer to ApiVersions without versions that are offered to no client.
     takes_telemetry: answers to ApiVersions offer the APIs with which clients push metrics.
     """
 
@@ -52,6 +53,7 @@ class Authentication:
         versions: "BrokerVersions",
         upstreams: Callable[[Incoming], list[Address]],
         admits: Callable[[bytes], bool],
+        capped: Callable[[int, memoryview, str, str | None], bytes | None],
         *,
         takes_telemetry: bool = False,
     ) -> None:
@@ -59,6 +61,7 @@ class Authentication:
         self._versions = versions
         self._upstreams = upstreams
         self._admits = admits
+        self.capped = capped
         self.takes_telemetry = takes_telemetry
         self._held = HeldBudget(MAX_HELD_TOGETHER)
         self._held.give_up = self._give_up
@@ -129,11 +132,13 @@ class _Conversation:
         self._owner = owner
         self._client = client
         self._is_first = True
+        self._request = b""  # the last one
         self.host = client.peer.host
 
     async def receive(self) -> bytes:
         is_first, self._is_first = self._is_first, False
-        return await self._owner.read(self._client, first=is_first)
+        self._request = await self._owner.read(self._client, first=is_first)
+        return self._request
 
     async def send(self, frame: bytes) -> None:
         await send_all(self._client.sock, _SIZE.pack(len(frame)) + frame)
@@ -146,7 +151,8 @@ class _Conversation:
             version = 0  # brokers report this in version 0 (KIP-511)
         frame = codec.encode_response(API_VERSIONS, version, {"correlationId": correlation_id}, body)
         sized = _SIZE.pack(len(frame)) + frame
-        sized = cap_versions(version, memoryview(sized)) or sized
+        asked, _ = codec.decode_flat_request(self._request)
+        sized = self._owner.capped(version, memoryview(sized), self.host, asked.get("clientId")) or sized
         if self._owner.takes_telemetry:
             offered, self._client.broker_takes_telemetry = add_offers(version, memoryview(sized), TELEMETRY_APIS)
             sized = offered or sized

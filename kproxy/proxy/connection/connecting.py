@@ -87,7 +87,7 @@ class Connections:
         self.naming = TopicNaming(cluster.name, topology.addresses, connector, self._tasks)
         self._dialling = Dialling(topology, connector, metrics, worker.gate)
         self._logins = logins if logins is not None and logins.answers_clients else None
-        self._filters = ClusterFilters(
+        self.filters = ClusterFilters(
             worker,
             cluster,
             self.naming.names,
@@ -109,7 +109,7 @@ class Connections:
 
     def follow(self, former: "Connections") -> None:
         """Take over the state of connections that ran with former settings."""
-        self._filters.follow(former._filters)
+        self.filters.follow(former.filters)
 
     async def stop(self) -> None:
         """Cancel the connections that are being set up."""
@@ -182,7 +182,7 @@ class Connections:
             log.debug("connected client=%s broker=%s to %s from %s", client.peer, broker, dialled.upstream, source)
         relay, login = build(
             worker,
-            self._filters,
+            self.filters,
             client,
             dialled,
             info,
@@ -197,7 +197,7 @@ class Connections:
             worker.ageing.watch(relay, self._cluster.limits, self.admission.reached)
         if self._logins is not None:
             self._logins.named(relay.session, client, worker.now_ns())
-            self._logins.begin(relay, client, dialled.login, login, self._filters.expired_interest)
+            self._logins.begin(relay, client, dialled.login, login, self.filters.expired_interest)
         if self.ends:
             self._tasks.spawn(self._end(relay))
 

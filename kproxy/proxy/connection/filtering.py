@@ -22,6 +22,7 @@ from kproxy.proxy.filters.policy.authorizer import PolicyAuthorizer
 from kproxy.proxy.filters.policy.policy import Policy
 from kproxy.proxy.filters.policy.topic_names import TopicNames
 from kproxy.proxy.filters.relogin import wants as wants_login
+from kproxy.proxy.filters.rewrite import cap_versions
 from kproxy.proxy.filters.telemetry import ERRORS_OF, TELEMETRY_APIS, AnswerTelemetry, Receiver
 from kproxy.proxy.filters.telemetry import wants as wants_telemetry
 from kproxy.proxy.filters.versions import Versions
@@ -121,6 +122,15 @@ class ClusterFilters:
         )
         filters = [each for each in chain if each is not None]
         return Filters(Chain(filters, holds_answers=self._rewrites), addresses, login)
+
+    def before_login(self, version: int, answer: memoryview, host: str, client_id: str | None) -> bytes | None:
+        """Return an ApiVersions answer to a client that has not logged in, without versions that no principal may use.
+
+        None: nothing changes. host: the client's.
+        """
+        if self._policy is None:
+            return cap_versions(version, answer, self._caps)
+        return cap_versions(version, answer, self._caps, self._policy.before_login(host)(client_id).refused_versions)
 
     def _telemetry_of(self, client: Admitted) -> AnswerTelemetry | None:
         """Return the filter of the metrics that a client pushes."""

@@ -93,16 +93,13 @@ def cap_versions(
             offers.append((api_key, lowest, highest, at, start, end))
         else:
             count_at = start
-    allowed = {
-        key: (lowest, _highest_of(lowest, highest, refused.get(key, _NO_VERSIONS)))
-        for key, lowest, highest, *_ in offers
-    }
-    caps = {**further, **version_caps(allowed)}
+    allowed = [_highest_of(lowest, highest, refused.get(key, _NO_VERSIONS)) for key, lowest, highest, *_ in offers]
+    ranges = {key: (lowest, last) for (key, lowest, *_), last in zip(offers, allowed, strict=True)}
+    caps = {**further, **version_caps(ranges)}
     edits: list[Edit] = []
     removed = 0
-    for api_key, lowest, highest, at, start, end in offers:
-        last = _highest_of(lowest, highest, refused.get(api_key, _NO_VERSIONS))
-        last = min(last, caps.get(api_key, last))
+    for (api_key, lowest, highest, at, start, end), last_allowed in zip(offers, allowed, strict=True):
+        last = min(last_allowed, caps.get(api_key, last_allowed))
         if lowest > last:
             edits.append((start, end, b""))
             removed += 1

@@ -145,6 +145,7 @@ class ClusterProxy:
                 BrokerVersions(bare),
                 self._topology.upstreams,
                 self._connections.loops.admits,
+                self._connections.filters.before_login,
                 takes_telemetry=cluster.telemetry is not None,
             )
         self._bootstrap: Listener | None = None

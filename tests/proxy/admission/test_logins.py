@@ -420,6 +420,43 @@ def test_clients_get_the_versions_of_the_broker_before_their_login_and_kproxy_as
     live(test())
 
 
+@pytest.mark.parametrize(
+    ("rules", "client_id", "newest"),
+    [
+        ([{"action": "deny", "version": "9-"}], "any", 8),
+        ([{"action": "deny", "version": "9-", "principal": "*"}], "any", 8),
+        ([{"action": "deny", "version": "9-", "principal": "User:alice"}], "any", 12),  # another one may log in
+        ([{"action": "allow", "principal": "User:alice"}, {"action": "deny", "version": "9-"}], "any", 12),
+        ([{"action": "allow", "principal": "*", "version": "0-8"}, {"action": "deny", "version": "3-"}], "any", 8),
+        ([{"action": "deny", "version": "9-", "client_id": "old-*"}], "old-1", 8),
+        ([{"action": "deny", "version": "9-", "client_id": "old-*"}], "new-1", 12),
+        ([{"action": "deny", "version": "9-", "address": "192.0.2.0/24"}], "any", 12),
+    ],
+)
+def test_versions_that_no_principal_may_use_are_not_offered_before_the_login(
+    tmp_path: Path, rules: list[dict[str, str]], client_id: str, newest: int
+) -> None:
+    """librdkafka asks once, before its login."""
+    settings = AUTHENTICATION
+    for rule in rules:
+        settings += "\n".join(
+            ["[[cluster.policy]]", 'api = "Metadata"', *(f'{name} = "{value}"' for name, value in rule.items()), ""]
+        )
+
+    async def test() -> None:
+        async with served(tmp_path, settings) as here:
+            await ready(here)
+            client = await Wire.dial(here.port)
+            named = {"clientSoftwareName": "a", "clientSoftwareVersion": "1"}
+            await client.send(request(API_VERSIONS, 3, 4, named, client_id))
+            await answers(here.broker)
+            _, body = codec.decode_response((await client.frame())[4:], API_VERSIONS, 3)
+            assert {offer["apiKey"]: offer["maxVersion"] for offer in body["apiKeys"]}[METADATA] == newest
+            client.close()
+
+    live(test())
+
+
 @pytest.mark.parametrize("broker_takes_pushes", [False, True])
 def test_pushes_of_metrics_are_offered_before_the_login_and_taken_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker_takes_pushes: bool

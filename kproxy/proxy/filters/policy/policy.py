@@ -151,8 +151,14 @@ class _Compiled:
         return not kinds.isdisjoint(self.named) and not (self.allows and is_of_cluster(api_key, version))
 
     def is_for(self, principal: str, address: str) -> bool:
-        if self.principals is not None and not self.principals.match(principal):
-            return False
+        """Return whether the rule matches a client."""
+        return (self.principals is None or self.principals.match(principal)) and self._is_at(address)
+
+    def may_be_for(self, address: str) -> bool:
+        """Return whether the rule matches a client of any principal, or may allow one that is not known yet."""
+        return (self.principals is None or self.principals.is_all or self.allows) and self._is_at(address)
+
+    def _is_at(self, address: str) -> bool:
         if self.networks is None:
             return True
         ip = numeric(address)
@@ -487,7 +493,13 @@ class Policy:
 
     def identity(self, principal: str, address: str) -> Callable[[str | None], Clearance]:
         """Return a function from the client id of a request to the clearance, for a principal and an address."""
-        mine = tuple(rule for rule in self.rules if rule.is_for(principal, address))
+        return self._by_client_id(tuple(rule for rule in self.rules if rule.is_for(principal, address)))
+
+    def before_login(self, address: str) -> Callable[[str | None], Clearance]:
+        """Return the same for a client whose principal is not known yet: what one of them may be allowed."""
+        return self._by_client_id(tuple(rule for rule in self.rules if rule.may_be_for(address)))
+
+    def _by_client_id(self, mine: tuple[_Compiled, ...]) -> Callable[[str | None], Clearance]:
         if not any(rule.client_ids is not None for rule in mine):
             clearance = self._clearance(mine)
             return lambda client_id: clearance
