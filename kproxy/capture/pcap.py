@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from struct import Struct
 
 from kproxy.capture import files, heads
+from kproxy.capture.holes import Hole
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import SECOND, WINDOW, Record, Window, most_captured
 
@@ -54,19 +55,21 @@ class Classic:
     def windows(self) -> Iterator[Window]:
         data = b""
         offset = self._start  # of data[0]
-        damaged_from = NONE  # where in the file the records stopped making sense
+        hole: Hole | None = None  # where the records stopped making sense
         while True:
             more = self._source.read(WINDOW)
             data += more
             position = 0
             records: list[Record] = []
             while True:
-                if damaged_from != NONE:
+                if hole is not None:
+                    begin = position
                     position, found = self._next_sound(data, position, self._last_ns, not more)
+                    hole.add(data[begin:position])
                     if not found:
                         break
-                    self._quality.note("damaged", self._last_ns, size=offset + position - damaged_from)
-                    damaged_from = NONE
+                    hole.end(self._quality)
+                    hole = None
                 position, sound = self._walk(data, position, records, not more)
                 if sound and not more and position < len(data):  # cut, or its length is wrong and others follow
                     sound = not self._next_sound(data, position + 1, self._last_ns, True)[1]
@@ -78,9 +81,10 @@ class Classic:
                 if behind != position:
                     position = behind
                     continue
-                damaged_from = offset + position
+                hole = Hole(self._last_ns)
+                hole.add(data[position : position + 1])
                 position += 1
-            if more and damaged_from == NONE and records and records[-1][3] == position:
+            if more and hole is None and records and records[-1][3] == position:
                 position = records.pop()[2] - 16  # the header behind it tells whether its length is right
             if records:
                 yield Window(data, offset, records)
@@ -88,8 +92,9 @@ class Classic:
                 break
             data = data[position:]
             offset += position
-        if damaged_from != NONE:
-            self._quality.note("damaged", self._last_ns, size=offset + len(data) - damaged_from)
+        if hole is not None:
+            hole.add(data[position:])
+            hole.end(self._quality, final=True)
         elif position < len(data):
             self._quality.note("cut_file", self._last_ns, size=len(data) - position)
 

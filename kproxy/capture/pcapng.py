@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kproxy.capture import heads
 from kproxy.capture.files import Source
+from kproxy.capture.holes import Hole
 from kproxy.capture.quality import NONE, Quality
 from kproxy.capture.records import MAX_RECORD, SECOND, WINDOW, Record, Window
 from kproxy.errors import CaptureError
@@ -93,25 +94,28 @@ class Sections:
     def windows(self) -> Iterator[Window]:
         data = self._head
         offset = 0
-        damaged_from = NONE
+        hole: Hole | None = None
         while True:
             more = self._source.read(WINDOW)
             data += more
             position = 0
             records: list[Record] = []
             while True:
-                if damaged_from != NONE:
+                if hole is not None:
+                    begin = position
                     position, found = self._next_sound(data, position, not more)
+                    hole.add(data[begin:position])
                     if not found:
                         break
-                    self._quality.note("damaged", self._last_ns, size=offset + position - damaged_from)
-                    damaged_from = NONE
+                    hole.end(self._quality)
+                    hole = None
                 position, sound = self._walk(data, position, records)
                 if sound:
                     break
                 if not offset and not position:
                     raise CaptureError(self._source.name, "a pcapng file whose first block makes no sense", 0)
-                damaged_from = offset + position
+                hole = Hole(self._last_ns)
+                hole.add(data[position : position + 4])
                 position += 4
             if records:
                 yield Window(data, offset, records)
@@ -119,8 +123,9 @@ class Sections:
                 break
             data = data[position:]
             offset += position
-        if damaged_from != NONE:
-            self._quality.note("damaged", self._last_ns, size=offset + len(data) - damaged_from)
+        if hole is not None:
+            hole.add(data[position:])
+            hole.end(self._quality, final=True)
         elif position < len(data):
             self._quality.note("cut_file", self._last_ns, size=len(data) - position)
         self._end_section()

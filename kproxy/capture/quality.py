@@ -44,6 +44,8 @@ KINDS = {
     "kafka": "connections whose bytes are Kafka's",
     "cut_file": "files that end inside a record: the capture was stopped, or copied or cut while it was being written",
     "damaged": "places where a record's header made no sense; reading went on at the next record that did",
+    "zeros": "places of zeros without a record: behind the last one the file was preallocated; elsewhere, which is "
+    "damage, a crash or a full disk left blocks unwritten",
     "clock_back": "packets stamped earlier than the one before them; times count from the latest",
     "clock_step": "times that the capturing machine's clock was set: times behind are those of the clock as it was "
     "before, so durations are right and the time of day is not",

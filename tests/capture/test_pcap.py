@@ -381,6 +381,26 @@ def test_a_gap_of_zeros_loses_only_the_records_that_it_touches(tmp_path, shift):
     assert quality.count("damaged") == 1 and quality.size("damaged") >= ends[10] - ends[6]
 
 
+@pytest.mark.parametrize("zeros", (16, 508, 512, 4096, 3 * WINDOW + 5))
+@pytest.mark.parametrize("place", ("end", "middle"))
+@pytest.mark.parametrize("kind", ("pcap", "gzip", "pcapng"))
+def test_zeros_between_or_behind_records_are_named_with_their_size(tmp_path, kind, place, zeros):
+    """Behind the records, as in a file that was preallocated, they are no damage."""
+    blocks = [packet.pcap([each])[24:] for each in PACKETS]
+    front = packet.pcap([])
+    if kind == "pcapng":
+        zeros = zeros // 4 * 4
+        blocks = [packet.enhanced(data, time // 1000) for time, data in PACKETS]
+        front = packet.section() + packet.interface()
+    at = 10 if place == "middle" else len(blocks)
+    whole = front + b"".join(blocks[:at]) + bytes(zeros) + b"".join(blocks[at:])
+    quality, records = read(written(tmp_path, gzip.compress(whole) if kind == "gzip" else whole))
+    assert [record[2] for record in records] == [data for _, data in PACKETS]
+    found = {(row.kind, row.count, row.bytes, row.first_ns) for row in quality}
+    kinds = ("zeros",) if place == "end" else ("zeros", "damaged") if zeros >= 512 else ("damaged",)
+    assert found == {(each, 1, zeros, PACKETS[at - 1][0]) for each in kinds}
+
+
 @pytest.mark.parametrize("before", (1, 15, 16, 17, 40))
 @pytest.mark.parametrize("pack", (bytes, gzip.compress))
 def test_a_record_after_a_gap_is_found_wherever_windows_end(tmp_path, before, pack):
