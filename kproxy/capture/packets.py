@@ -29,6 +29,7 @@ Segment = tuple[bytes | mmap, bytes, int, int, int, int, int, int, int]
 # Link types: https://www.tcpdump.org/linktypes.html
 NULL, ETHERNET, RAW_OLD, RAW_BSD, RAW, LOOP, SLL, IPV4, IPV6, SLL2 = 0, 1, 12, 14, 101, 108, 113, 228, 229, 276
 PPP, PPP_HDLC, PPPOE, C_HDLC, PKTAP_OLD, PPP_WITH_DIRECTION, NFLOG, PKTAP = 9, 50, 51, 104, 149, 204, 239, 258
+IPOIB = 242
 
 # Ethernet types: https://www.iana.org/assignments/ieee-802-numbers
 _IPV4, _IPV6, _TEB, _PPP, _PPPOE, _NSH = 0x0800, 0x86DD, 0x6558, 0x880B, 0x8864, 0x894F
@@ -37,6 +38,8 @@ _ERSPAN_2, _ERSPAN_3 = 0x88BE, 0x22EB
 # (802.1BR), R-TAG (802.1CB).
 _TAGS = {0x8100: 4, 0x88A8: 4, 0x9100: 4, 0x9200: 4, 0x8909: 8, 0x8926: 6, 0x893F: 8, 0xF1C1: 6}
 _PROVIDER_BRIDGE = 0x88E7  # 802.1ah: four bytes, then Ethernet
+_FABRIC_PATH, _TRILL, _BATMAN = 0x8903, 0x22F3, 0x4305
+_BATMAN_BYTES = {0x40: 10, 0x42: 18}  # of the headers of its unicast packets, which Ethernet follows, by kind
 _MPLS = frozenset((0x8847, 0x8848))
 _WITHOUT_TCP = frozenset((0x0806, 0x8035, 0x8809, 0x8863, 0x888E, 0x88CC, 0x88F7, 0x8902))  # ARP, LACP, LLDP, PTP ...
 _FAMILIES = {2: _IPV4, 10: _IPV6, 24: _IPV6, 28: _IPV6, 30: _IPV6}
@@ -192,6 +195,15 @@ class Dissector:
                 position += 14
             elif kind == _PROVIDER_BRIDGE:
                 kind, position = _TEB, position + 4
+            elif kind == _FABRIC_PATH:
+                kind, position = _TEB, position + 2
+            elif kind == _TRILL:  # RFC 6325, 3.1: six bytes, and options of so many words
+                kind, position = _TEB, position + 6 + 4 * (_SHORT(data, position)[0] >> 6 & 0x1F)
+            elif kind == _BATMAN:
+                size = _BATMAN_BYTES.get(data[position])
+                if size is None:
+                    return "not_tcp"
+                kind, position = _TEB, position + size
             elif kind in _MPLS:
                 is_last = data[position + 2] & 1
                 position += 4
@@ -484,6 +496,8 @@ def _link_layer(link: int, data: bytes) -> tuple[int, int]:
         return _SHORT(data, 12)[0], 14
     if link == SLL:
         return _SHORT(data, 14)[0], 16
+    if link == IPOIB:  # behind a pseudo header of 40 bytes: RFC 4391, 6
+        return _SHORT(data, 40)[0], 44
     if link == SLL2:
         return _SHORT(data, 0)[0], 20
     if link in (RAW, RAW_OLD, RAW_BSD, IPV4, IPV6):

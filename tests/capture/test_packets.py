@@ -208,6 +208,20 @@ LAYERS = {
     "gue": (1, ethernet(ipv4(udp(6080, b"\1\4\0\0" + bytes(4) + ipv4(SEGMENT)), protocol=17)), KEY),
     "gue without a header": (1, ethernet(ipv4(udp(6080, ipv4(SEGMENT)), protocol=17)), KEY),
     "tzsp": (1, ethernet(ipv4(udp(37008, b"\1\0\0\1\0\x0a\1\7\1" + ethernet(ipv4(SEGMENT))), protocol=17)), KEY),
+    "ip over infiniband": (242, bytes(40) + pack(">HH", V6, 0) + ipv6(SEGMENT), KEY6),
+    "fabricpath": (1, ethernet(pack(">H", 1 << 6 | 32) + MACS + ethernet(ipv4(SEGMENT))[12:], 0x8903), KEY),
+    "trill": (1, ethernet(pack(">HHH", 32, 1, 2) + MACS + ethernet(ipv4(SEGMENT))[12:], 0x22F3), KEY),
+    "trill with options": (
+        1,
+        ethernet(pack(">HHH", 1 << 6 | 32, 1, 2) + bytes(4) + MACS + ethernet(ipv6(SEGMENT), V6)[12:], 0x22F3),
+        KEY6,
+    ),
+    "batman-adv": (1, ethernet(b"\x40\x0f\x32\1" + MACS[:6] + MACS + ethernet(ipv4(SEGMENT))[12:], 0x4305), KEY),
+    "batman-adv with four addresses": (
+        1,
+        ethernet(b"\x42\x0f\x32\1" + MACS[:6] + MACS[6:] + b"\1\0" + MACS + ethernet(ipv4(SEGMENT))[12:], 0x4305),
+        KEY,
+    ),
     "ipv6 mobility": (1, ethernet(ipv6(extension + SEGMENT, protocol=135), V6), KEY6),
 }
 # Layers that tshark reads only with an option, or not at all.
@@ -217,6 +231,7 @@ DECODE_AS = {
     "vxlan, port of Linux": "udp.port==8472,vxlan",
 }
 NOT_BY_TSHARK = {
+    "fabricpath",  # all but the last four bytes, which it takes for a frame check sequence
     "ipv6 without length (offload)",
     "qinq, another number before the standard",
     "ip over udp",
