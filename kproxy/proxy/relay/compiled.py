@@ -227,7 +227,7 @@ class Lending:
         return self._core.module.Conn(
             self._core.lane,
             (client.fd, broker.fd),
-            tuple(None if peer.tls is None else peer.send for peer in (client, broker)),
+            tuple(None if peer.tls is None else peer.tls.send for peer in (client, broker)),
             self._max_request_bytes,
             min(self._relay._session.most_in_flight, FREE_REQUESTS),
             self,
@@ -429,8 +429,7 @@ class Lendable(RelayState):
             self._crashed()
 
     def _read_in_python(self) -> None:
-        client, broker = self._peers
-        self._read_by((self._reader(CLIENT, client.sock.recv_into), self._reader(BROKER, broker.sock.recv_into)))
+        self._read_by((self._reader(CLIENT), self._reader(BROKER)))
 
     def _read_on(self, side: int, rest: bytes, arrived: int) -> None:
         """Read bytes in Python that the core has received."""

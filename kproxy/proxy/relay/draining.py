@@ -38,10 +38,10 @@ class Draining(Pausing):
         self._finishing = False
         self._drained_as = cause or self._drained_as
         self._between = self._step
-        self._read_client_by(self._recv_to_boundary)
+        self._read_to_boundary(True)
         self._drain_on()
 
-    def _recv_to_boundary(self, buffer: memoryview) -> int:
+    def _receive_to_boundary(self, buffer: memoryview) -> int:
         """Read the rest of the request in transit, and no byte of the next."""
         missing = self.session.missing(CLIENT)
         return self._peers[CLIENT].sock.recv_into(buffer, min(missing, len(buffer)))

@@ -21,7 +21,7 @@ class Pausing(RelayState):
         self._take_back()
         self._pause = on_paused
         self._between = self._step
-        self._read_client_by(self._recv_to_boundary)
+        self._read_to_boundary(True)
         self._look()
 
     def ask(self, frame: bytes, take: Callable[[bytes], None], client_id: str) -> bool:
@@ -53,7 +53,7 @@ class Pausing(RelayState):
             self._drain_on()
             return
         self._between = self._step if self._draining else None
-        self._read_client_by(self._peers[CLIENT].sock.recv_into)
+        self._read_to_boundary(False)
         self._resume(CLIENT)
 
     def _step(self) -> None:
@@ -68,11 +68,11 @@ class Pausing(RelayState):
             on_paused, self._pause = self._pause, _is_paused
             on_paused()
 
-    def _read_client_by(self, recv_into: Callable[[memoryview], int]) -> None:
-        client = self._peers[CLIENT]
-        was_reading = client.reading
+    def _read_to_boundary(self, is_bound: bool) -> None:
+        """Read the client only to the end of its request in transit, or everything again."""
+        was_reading = self._peers[CLIENT].reading
         self._unread(CLIENT)
-        client.readable = self._reader(CLIENT, recv_into)
+        self._to_boundary = is_bound
         if was_reading:
             self._resume(CLIENT)
 

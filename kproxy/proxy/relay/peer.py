@@ -62,7 +62,6 @@ class Peer:
         "reading",
         "resuming",
         "seen",
-        "send",
         "since",
         "sock",
         "stops",
@@ -75,7 +74,6 @@ class Peer:
         self.sock = sock
         self.tls = sock if isinstance(sock, TlsSocket) else None
         self.fd = sock.fileno()
-        self.send: Callable[[Any], int] = sock.send
         self.readable: Callable[[], None]
         self.reading = False
         self.resuming = False  # a turn is scheduled for the bytes that the session has put back
@@ -94,11 +92,10 @@ class Peer:
         self.patience: TimerHandle | None = None  # when it fires, the relay is closed
         self.dead = False  # this side accepts no more bytes; earlier bytes from it may be unread
 
+    def send(self, piece: Any) -> int:
+        """Send bytes; return how many were accepted. Those to a dead side are dropped, and count as sent."""
+        return len(piece) if self.dead else self.sock.send(piece)
+
 
 def ignore_readiness() -> None:
     """Replaces the reader of a closed relay."""
-
-
-def discard_bytes(piece: Any) -> int:
-    """Replaces `send` of a peer that accepts no more bytes: drop them, and report them as sent."""
-    return len(piece)

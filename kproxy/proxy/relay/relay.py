@@ -15,7 +15,7 @@ would use up all connections. Refuses to know names, routes, rewriting and metri
 sockets and callables.
 """
 
-from __future__ import annotations  # otherwise each closure of `reader` has its own annotation objects
+from __future__ import annotations
 
 import logging
 import socket
@@ -32,12 +32,12 @@ from kproxy.proxy.relay.compiled import Lendable
 from kproxy.proxy.relay.draining import Draining
 from kproxy.proxy.relay.ends import ANONYMOUS
 from kproxy.proxy.relay.in_flight import FEW, FULL, InFlightLimit
-from kproxy.proxy.relay.peer import Counting, Durations, Peer, discard_bytes, ignore_readiness
+from kproxy.proxy.relay.peer import Counting, Peer, ignore_readiness
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
 from kproxy.proxy.relay.slow_lanes import SlowLanes
 from kproxy.proxy.sockets.poller import Poller
 from kproxy.wire.connection import ConnectionInfo
-from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event, Exchange
+from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event
 from kproxy.wire.session import Session
 
 FIRST_BYTES = 256  # the first bytes of a client, for the admission check
@@ -101,6 +101,7 @@ class Relay(InFlightLimit, Draining, Lendable):
         self._pause = None
         self._draining = False
         self._finishing = False
+        self._to_boundary = False
         self._drained_as = "drained"
         self._lingering = None
         self._unheard = None
@@ -110,7 +111,7 @@ class Relay(InFlightLimit, Draining, Lendable):
         """Read both sides. `admits` gets a copy of the client's first bytes before they are read; False: close."""
         for side, peer in enumerate(self._peers):
             self._poller.meet(peer.fd)
-            peer.readable = self._reader(side, peer.sock.recv_into)
+            peer.readable = self._reader(side)
             if peer.tls is not None:
                 peer.tls.on_blocked = partial(self._wait_for_room, side)
                 peer.tls.on_leftover = partial(self._read_leftover, peer, side)
@@ -147,121 +148,112 @@ class Relay(InFlightLimit, Draining, Lendable):
 
     # --- the hot path ------------------------------------------------------------------------------------------------
 
-    def _reader(self, side: int, recv_into: Callable[[memoryview], int]) -> Callable[[], None]:
-        """Return the callback for a readable side. It binds all values that each event needs.
+    def _reader(self, side: int) -> Callable[[], None]:
+        return partial(Relay._readable, self, side)
 
-        It is bound as defaults of parameters that nobody gives. In a closure each name would have a cell of its own:
-        40 bytes of every connection, where a default takes 8.
-        """
-        session = self._session
-
-        def readable(
-            self: Relay = self,
-            side: int = side,
-            recv_into: Callable[[memoryview], int] = recv_into,
-            peers: tuple[Peer, Peer] = self._peers,
-            peer: Peer = self._peers[side],
-            target: Peer = self._peers[1 - side],  # the target of nearly all pieces
-            pressure: Pressure = self._pressure,
-            session: Session = session,
-            backlog: list[memoryview | None] = session.backlog,
-            completed: list[int] = session.completed,
-            events: list[Event] = session.events,
-            pending: list[Exchange] = session.pending,
-            inside: Durations = self._counting.inside[side],
-            lag: Durations = self._counting.lag,
-            poller: Poller = self._poller,
-            limit: int = min(session.most_in_flight, FREE_REQUESTS),
-        ) -> None:
-            start = poller.now_ns
-            arrived = poller.turn_ns
-            buffer = pressure.buffer
-            try:
-                resumes = backlog[side] is not None
+    def _readable(self, side: int) -> None:
+        """Read a side once, and forward what it sent."""
+        try:
+            session, peer = self._session, self._peers[side]
+            start = self._poller.now_ns
+            resumes = session.backlog[side] is not None
+            if resumes:
+                count, arrived = 1, peer.arrived_ns
+            else:
                 try:
-                    if resumes:
-                        count = 1
-                        arrived = peer.arrived_ns
-                    elif poller.is_late and self._between is None:
-                        count, arrived = poller.receive_late(peer.sock, buffer)
-                        poller.lag_bucket = bisect_left(lag.bounds, start - arrived)
-                    else:
-                        count = recv_into(buffer)
+                    count, arrived = self._receive(side, start)
                 except (BlockingIOError, InterruptedError):
                     return
                 except OSError as fault:
                     self._broken(side, fault)
                     return
-                if not count:
-                    self._ended(side)
-                    return
-                if not resumes:
-                    lag.counts[poller.lag_bucket] += 1
-                    lag.total_ns += start - arrived
-                # The broker's time begins when kproxy handles the request, and ends when the answer arrives.
-                if side == CLIENT:
-                    now = start
-                elif arrived < self._session_ns:  # it arrived with earlier bytes, or was put back
-                    now = self._session_ns
-                else:
-                    now = arrived
-                self._session_ns = now
-                session_ns = now + self._clock_offset_ns
-                if poller.queuing:
-                    session.limit_next_call()
-                if resumes:
-                    pieces = session.resume(side, session_ns)
-                else:
-                    pieces = session.receive(side, buffer[:count], session_ns)
-                for to, piece in pieces:
-                    receiver = peers[to]
-                    if receiver.unsent is None:
-                        try:
-                            sent = receiver.send(piece)
-                        except (BlockingIOError, InterruptedError):
-                            sent = 0
-                        except OSError:
-                            self._unwritable(to)
-                            continue
-                        if sent == len(piece):
-                            continue
-                        piece = piece[sent:]
-                    self._keep(side, to, piece, arrived)
-                poller.now_ns = done = monotonic_ns()
-                took = done - arrived
-                # Unless the turn is late, the next event has waited since the begin of the turn.
-                poller.lag_bucket = bucket = bisect_left(inside.bounds, took)
-                frames = completed[side] - peer.seen
-                if frames:
-                    peer.seen += frames
-                    if target.unsent is None:
-                        inside.counts[bucket] += frames
-                        inside.total_ns += frames * took
-                    else:
-                        target.frames += frames
-                if events:
-                    if session.faults == self._faults:
-                        for sink in self._sinks:
-                            sink(events)
-                        events.clear()
-                    else:
-                        self._emit()
-                if len(pending) >= limit:
-                    self._limit_in_flight()
-                elif self._in_flight_state:
-                    self._thin_out()
-                if resumes or backlog[CLIENT] is not None or backlog[BROKER] is not None:
-                    self._put_back(side, arrived)
-                if self._between is not None:
-                    self._between()
-                elif (lending := self._lending) is not None:
-                    lending.reads -= 1
-                    if lending.reads <= 0:
-                        lending.try_it()
-            except Exception:
-                self._crashed()
+            if not count:
+                self._ended(side)
+                return
+            session_ns = self._session_time(side, start, arrived)
+            if self._poller.queuing:
+                session.limit_next_call()
+            if resumes:
+                pieces = session.resume(side, session_ns)
+            else:
+                pieces = session.receive(side, self._pressure.buffer[:count], session_ns)
+            for to, piece in pieces:
+                self._send(side, to, piece, arrived)
+            self._count_forwarded(side, arrived)
+            if session.events:
+                self._emit()
+            if len(session.pending) >= min(session.most_in_flight, FREE_REQUESTS):
+                self._limit_in_flight()
+            elif self._in_flight_state:
+                self._thin_out()
+            if resumes or session.backlog[CLIENT] is not None or session.backlog[BROKER] is not None:
+                self._put_back(side, arrived)
+            if self._between is not None:
+                self._between()
+            elif (lending := self._lending) is not None:
+                lending.reads -= 1
+                if lending.reads <= 0:
+                    lending.try_it()
+        except Exception:
+            self._crashed()
 
-        return readable
+    def _receive(self, side: int, start: int) -> tuple[int, int]:
+        """Receive into the common buffer, and count how long the bytes waited; return (bytes, when they arrived)."""
+        poller, sock, buffer, lag = self._poller, self._peers[side].sock, self._pressure.buffer, self._counting.lag
+        arrived = poller.turn_ns
+        if self._to_boundary and side == CLIENT:
+            count = self._receive_to_boundary(buffer)
+        elif poller.is_late and self._between is None:
+            count, arrived = poller.receive_late(sock, buffer)
+            poller.lag_bucket = bisect_left(lag.bounds, start - arrived)
+        else:
+            count = sock.recv_into(buffer)
+        if count:
+            lag.counts[poller.lag_bucket] += 1
+            lag.total_ns += start - arrived
+        return count, arrived
+
+    def _session_time(self, side: int, start: int, arrived: int) -> int:
+        """Return the session's time of a read, which never decreases.
+
+        The broker's time begins when kproxy handles the request, and ends when the answer arrives. Bytes that arrived
+        with earlier ones, or were put back, have the time of these.
+        """
+        self._session_ns = start if side == CLIENT else max(arrived, self._session_ns)
+        return self._session_ns + self._clock_offset_ns
+
+    def _send(self, side: int, to: int, piece: Any, arrived: int) -> None:
+        """Send a piece of the bytes of `side`; keep what is not accepted."""
+        receiver = self._peers[to]
+        if receiver.unsent is None:
+            try:
+                sent = receiver.send(piece)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                self._unwritable(to)
+                return
+            if sent == len(piece):
+                return
+            piece = piece[sent:]
+        self._keep(side, to, piece, arrived)
+
+    def _count_forwarded(self, side: int, arrived: int) -> None:
+        """Count how long the frames that a read completed were inside kproxy, now or once they are sent."""
+        poller, peer, target = self._poller, self._peers[side], self._peers[1 - side]
+        inside = self._counting.inside[side]
+        poller.now_ns = done = monotonic_ns()
+        took = done - arrived
+        # Unless the turn is late, the next event has waited since the begin of the turn.
+        poller.lag_bucket = bucket = bisect_left(inside.bounds, took)
+        frames = self._session.completed[side] - peer.seen
+        if frames:
+            peer.seen += frames
+            if target.unsent is None:
+                inside.counts[bucket] += frames
+                inside.total_ns += frames * took
+            else:
+                target.frames += frames
 
     # --- unsent bytes ------------------------------------------------------------------------------------------------
 
@@ -495,7 +487,6 @@ class Relay(InFlightLimit, Draining, Lendable):
             self.close(f"{SIDES[to]}_reset", reset=True)
             return
         peer.dead = True
-        peer.send = discard_bytes
         if peer.unsent is not None:
             peer.frames = 0
             self._flushed(to)
@@ -547,7 +538,7 @@ class Relay(InFlightLimit, Draining, Lendable):
                 with suppress(OSError):
                     peer.tls.shutdown(socket.SHUT_WR)
             peer.sock.close()
-            peer.send = discard_bytes  # for further pieces of the current read
+            peer.dead = True  # for further pieces of the current read
             peer.readable = (
                 ignore_readiness  # the reader refers to this relay: without the cycle, memory is freed at once
             )

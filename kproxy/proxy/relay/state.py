@@ -67,6 +67,7 @@ class RelayState:
         "_session_ns",
         "_silent",
         "_sinks",
+        "_to_boundary",
         "_unheard",
         "closed",
         "info",
@@ -104,6 +105,7 @@ class RelayState:
     _pause: Callable[[], None] | None  # called once the client's request in transit is complete
     _draining: bool
     _finishing: bool  # draining, while new requests are still served
+    _to_boundary: bool  # of the client only the request in transit is read
     _drained_as: str  # the cause of closing
     _lingering: TimerHandle | None
     _unheard: TimerHandle | None  # runs after the client has ended, and closes the connection at last
@@ -139,10 +141,11 @@ class RelayState:
     def _take_back(self) -> None:
         raise NotImplementedError
 
-    def _reader(self, side: int, recv_into: Callable[[memoryview], int]) -> Callable[[], None]:
+    def _reader(self, side: int) -> Callable[[], None]:
+        """Return the callback for a readable side."""
         raise NotImplementedError
 
-    def _recv_to_boundary(self, buffer: memoryview) -> int:
+    def _receive_to_boundary(self, buffer: memoryview) -> int:
         raise NotImplementedError
 
     def _keep(self, side: int, to: int, rest: Any, since: int) -> None:
