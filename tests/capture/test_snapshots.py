@@ -59,7 +59,7 @@ def tally(flow):
 
 LIVES = {  # and the minimum number of packets at which both readers have the same snapshot
     "lossy": (lambda made: story.lossy(made, 40001, (0xFFFF_FFC0, 7)), 16),
-    "waits": (lambda made: story.waits(made, 40002).ask(7, 8).close(), 12),
+    "waits": (lambda made: story.waits(made, 40002).ask(7, 8).close(), 10),
     "holes": (lambda made: story.holes(made, 40003), 11),
     "twice": (lambda made: story.twice(made, 40004), 9),
 }
