@@ -118,7 +118,7 @@ def test_java_logs_in(secured: SecuredBroker, kproxy: Kproxy, mechanism: str, tm
     tool(PRODUCER, *where, "--producer.config", str(config), stdin=b"one\ntwo\nthree\n", options=options)
     received = tool(
         *(CONSUMER, *where, "--consumer.config", str(config), "--from-beginning"),
-        *("--max-messages", "3", "--timeout-ms", "30000"),
+        *("--max-messages", "3", "--timeout-ms", "120000"),
         options=options,
     )
     assert sorted(received.split()) == ["one", "three", "two"]

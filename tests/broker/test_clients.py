@@ -117,7 +117,7 @@ def test_java_consumes_in_a_share_group(bootstrap: str) -> None:
     produce(bootstrap, topic, [(line.encode(), line.encode()) for line in sent])
     received = tool(
         *(SHARE_CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--group", create_share_group(bootstrap)),
-        *("--max-messages", str(len(sent)), "--timeout-ms", "30000"),
+        *("--max-messages", str(len(sent)), "--timeout-ms", "120000"),
     )
     assert sorted(received.splitlines()) == sorted(sent)
 
@@ -139,7 +139,7 @@ def test_each_client_reads_every_codec_and_acks_setting_of_each_other(bootstrap:
     for client, topic in topics.items():
         by_java = tool(
             *(CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
-            *("--max-messages", str(len(sent[client])), "--timeout-ms", "30000"),
+            *("--max-messages", str(len(sent[client])), "--timeout-ms", "120000"),
         )
         assert sorted(by_java.splitlines()) == sorted(sent[client])
         by_librdkafka = [value.decode() for _, value in consume(bootstrap, topic, len(sent[client]))]
@@ -168,7 +168,7 @@ def test_metrics_of_topics_match_what_clients_wrote(cluster: Cluster, tmp_path: 
         consume(kproxy.bootstrap, topic, 600)
         tool(
             *(CONSUMER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, "--from-beginning"),
-            *("--max-messages", "600", "--timeout-ms", "30000"),
+            *("--max-messages", "600", "--timeout-ms", "120000"),
         )
         assert kproxy.metric("kproxy_topic_records_total", topic=topic, direction="request") == 600
         assert kproxy.metric("kproxy_topic_records_total", topic=topic, direction="response") == 1200
@@ -191,7 +191,7 @@ def test_metrics_of_topics_match_what_clients_wrote(cluster: Cluster, tmp_path: 
                 "--group",
                 small_group,
             ),
-            *("--max-messages", "100", "--timeout-ms", "30000"),
+            *("--max-messages", "100", "--timeout-ms", "120000"),
         )
         assert kproxy.metric("kproxy_consumer_lag_records", group=group, topic=topic) == 600 - 30
         behind = sum(lag_by_partition(cluster.bootstrap, small_group, topic))
@@ -252,7 +252,7 @@ def test_java_reads_back_ten_megabytes_unchanged(bootstrap: str, tmp_path: Path)
     with Running(
         tmp_path / "consumed",
         *(CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
-        *("--max-messages", "30", "--timeout-ms", "30000"),
+        *("--max-messages", "30", "--timeout-ms", "120000"),
     ) as consumer:
         consumer.wait()
         assert consumer.output.read_bytes() == text

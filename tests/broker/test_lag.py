@@ -386,7 +386,7 @@ def shared(scene: Scene, topic: str) -> None:
     """A share group has no committed offset: neither the tool for consumer groups nor kproxy names it."""
     group = create_share_group(scene.cluster.bootstrap)
     scene.groups.add(group)
-    consumed = ("--topic", topic, "--group", group, "--max-messages", "10", "--timeout-ms", "30000")
+    consumed = ("--topic", topic, "--group", group, "--max-messages", "10", "--timeout-ms", "120000")
     tool(SHARE_CONSUMER, "--bootstrap-server", scene.bootstrap, *consumed)
     about = tool(SHARE_GROUPS, "--bootstrap-server", scene.cluster.bootstrap, "--describe", "--group", group)
     assert [line.split()[:2] for line in about.splitlines() if topic in line] == [[group, topic]] * 3

@@ -167,7 +167,7 @@ def test_live_and_captured_agree(cluster: Cluster, detail: str, tmp_path: Path) 
         consume(kproxy.bootstrap, topic, 5004)
         tool(
             *(CONSUMER, "--bootstrap-server", kproxy.bootstrap, "--topic", topic, "--from-beginning"),
-            *("--group", f"one-core-{detail}", "--max-messages", "5000", "--timeout-ms", "30000"),
+            *("--group", f"one-core-{detail}", "--max-messages", "5000", "--timeout-ms", "120000"),
         )
     convert = [KPROXY, "convert", str(capture), "--out", str(converted), "--detail", detail]
     subprocess.run(convert, check=True, stdout=sys.stderr)

@@ -114,7 +114,7 @@ def java_load(bootstrap: str, topic: str, folder: Path) -> Iterator[Running]:
     with Running(
         folder / "consumed",
         *(CONSUMER, "--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"),
-        *("--max-messages", str(len(set(sent))), "--timeout-ms", "30000"),
+        *("--max-messages", str(len(set(sent))), "--timeout-ms", "120000"),
     ) as consumer:
         assert set(consumer.wait()) >= set(sent)
 

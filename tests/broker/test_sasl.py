@@ -86,7 +86,7 @@ def test_java_logs_in(cluster: Cluster, kproxy: Kproxy, mechanism: str, tmp_path
     tool(PRODUCER, *where, "--producer.config", str(config), stdin=b"one\ntwo\nthree\n")
     received = tool(
         *(CONSUMER, *where, "--consumer.config", str(config), "--from-beginning"),
-        *("--max-messages", "3", "--timeout-ms", "30000"),
+        *("--max-messages", "3", "--timeout-ms", "120000"),
     )
     assert sorted(received.split()) == ["one", "three", "two"]
     assert kproxy.metric("kproxy_protocol_faults_total") == 0
