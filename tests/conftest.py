@@ -53,6 +53,8 @@ class NamesFailuresAtOnce:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(NamesFailuresAtOnce(config))
+    if core := config.getoption("core"):
+        os.environ["KPROXY_CORE"] = core
     config.option.loadscopereorder = False  # xdist's own order: files with the most tests first, not the longest ones
     settings.load_profile("ring 1" if config.getoption("ring") == "1" else "kproxy")
 
@@ -104,6 +106,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kproxy")
     group.addoption("--ring", choices=("1", "2"), help="only tests of this ring; default: both")
     group.addoption("--shard", metavar="I/N", type=shard, help="part I of N of the tests, the same in each run")
+    group.addoption(
+        "--core", choices=("auto", "native", "python"), help="what relays where a test does not choose; default: auto"
+    )
 
 
 def shard(text: str) -> tuple[int, int]:

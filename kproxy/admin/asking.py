@@ -133,9 +133,9 @@ class AdminPort:
             if text.startswith("no such "):  # as the admin port says it
                 return KproxyError(f"{self.url} cannot say that: it is `kproxy watch`, or another version ({text})")
             if refusal.code == http.HTTPStatus.NOT_FOUND or text.startswith("<"):
-                said = f"it answers {refusal.code} {refusal.reason}"
+                reply = f"it answers {refusal.code} {refusal.reason}"
                 return KproxyError(
-                    f"{self.url} is no admin port of kproxy: {said}; --admin of kproxy run says which is"
+                    f"{self.url} is no admin port of kproxy: {reply}; --admin of kproxy run says which is"
                 )
             return KproxyError(f"{self.url}: {text or refusal.reason}")
         return _Answered(refusal.code, value)

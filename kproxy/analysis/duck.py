@@ -320,8 +320,8 @@ class Tables(Mapping[str, Frame]):
         except duckdb.ParserException:
             if (word := self._reserved_column(text)) is None:
                 raise
-            said = f'the query cannot be read: {word} is a word of SQL, as a column it is written "{word}"'
-            raise KproxyError(said) from None
+            message = f'the query cannot be read: {word} is a word of SQL, as a column it is written "{word}"'
+            raise KproxyError(message) from None
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise KproxyError("one SELECT is asked for, and nothing that changes anything")
         query = _alone(statements[0].query)

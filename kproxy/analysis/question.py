@@ -50,7 +50,7 @@ class Question:
 
     def check(self) -> list[str]:
         """Return warnings to print before the answer. Raises KproxyError for faults that are already certain."""
-        said = []
+        notes = []
         if "by" in self.options:
             checks.check_groups(self.options["by"], self.job.tables[0], self.job.groups)
         if self.options.get("every") is not None:
@@ -63,7 +63,7 @@ class Question:
             except ValueError as fault:
                 raise KproxyError(str(fault)) from fault
             if release != self.options["kafka"]:
-                said.append(f"Kafka {self.options['kafka']} is judged as {release}, the newest of its line")
+                notes.append(f"Kafka {self.options['kafka']} is judged as {release}, the newest of its line")
         self._condition()
         for option, text in (
             ("--from", self.since),
@@ -73,7 +73,7 @@ class Question:
         ):
             if text is not None:
                 moment(text, option)
-        return said
+        return notes
 
     def answer(self, tables: Mapping[str, Frame], other: Frame | None = None) -> Frame:
         """The answer from these tables; `other`: the first table of the other dataset of a comparison."""
@@ -156,7 +156,7 @@ class Question:
         if self.where is None:
             return ""
         known = checks.names_of(self.job.tables[0])
-        said = ""
+        hint = ""
         for name, given in checks.compared(self.where, known):
             text = f"select distinct {known[name]} as v from t where {known[name]} is not null order by 1"
             values = [str(value) for (value,) in rows(ask({"t": frame}, some=f"{text} limit {_VALUES}"))]
@@ -164,14 +164,14 @@ class Question:
                 continue
             alike = {value.lower(): value for value in values}
             near = [alike[each] for each in get_close_matches(given.lower(), alike, 3, 0.6)]
-            said += f" {name} is never {given!r}: "
+            hint += f" {name} is never {given!r}: "
             if near:
-                said += f"did you mean {' or '.join(map(repr, near))}?"
+                hint += f"did you mean {' or '.join(map(repr, near))}?"
             elif len(values) > _LISTED:
-                said += f"`kproxy analyze sql` lists its {len(values):,} values."
+                hint += f"`kproxy analyze sql` lists its {len(values):,} values."
             else:
-                said += f"there is {', '.join(map(repr, values)) or 'none'}."
-        return said
+                hint += f"there is {', '.join(map(repr, values)) or 'none'}."
+        return hint
 
     def _condition(self) -> tuple[str | None, str | None, str | None]:
         """The condition as one on rows of the first table, else as one of the two that the job applies itself."""

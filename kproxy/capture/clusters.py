@@ -202,18 +202,18 @@ class Earlier:
         """Whether tables have the given name for a cluster that is known."""
         return self._given in self.names.values()
 
-    def labels(self, heard: Clusters) -> dict[Address, str]:
-        """The names of clusters by address; empty if all have the given name. heard: of the captures of this run."""
-        heard.add_earlier(self._nodes)
+    def labels(self, current: Clusters) -> dict[Address, str]:
+        """The names of clusters by address; empty if all have the given name. current: of the captures of this run."""
+        current.add_earlier(self._nodes)
         is_named = any(name != self._given for name in self.names.values())  # even if this run shows only one
-        labels = heard.by_address() if is_named else heard.labels()
+        labels = current.by_address() if is_named else current.labels()
         return {address: self.names.get(label, label) for address, label in labels.items()}
 
-    def manifest(self, heard: Clusters, labels: Mapping[Address, str]) -> list[dict[str, Any]]:
+    def manifest(self, current: Clusters, labels: Mapping[Address, str]) -> list[dict[str, Any]]:
         """What the manifest keeps of all clusters. labels: as `labels` returned them."""
         fresh = [
             {"given": self._given, "label": label, "name": label if labels else self._given, "nodes": nodes}
-            for label, nodes in heard.known().items()
+            for label, nodes in current.known().items()
             if label not in self.names
         ]
         return self._told + fresh

@@ -52,9 +52,9 @@ def _words_of(fault: Exception, what: str = "the query", example: str = "") -> s
         return f"{what} is no condition, since it is neither true nor false: {example}"
     if not isinstance(fault, duckdb.ParserException):
         return plain(str(fault))
-    said = plain(str(fault))
-    near = re.search(r" near .*", said)
-    return f"{what} cannot be read{near[0] if near else f': {said}'}{example and f': {example}'}"
+    fault_text = plain(str(fault))
+    near = re.search(r" near .*", fault_text)
+    return f"{what} cannot be read{near[0] if near else f': {fault_text}'}{example and f': {example}'}"
 
 
 def plain(text: str) -> str:
@@ -145,8 +145,8 @@ def answer(asked: Asked, **how: Any) -> None:
                     return
                 if rows == []:
                     click.echo(question.why_empty(tables), err=True)
-                if rows and asked.job.name == "compare" and (said := answers.lengths(rows)):
-                    click.echo(said, err=True)
+                if rows and asked.job.name == "compare" and (warning := answers.lengths(rows)):
+                    click.echo(warning, err=True)
                 if rows and asked.job.name == "slow":
                     _show_one(rows[0], asked.places, captures.settings(how))
                 if asked.job.name == "errors" and any(row.get("error") == parties.INSIDE for row in rows or ()):

@@ -57,12 +57,12 @@ def _report(
         other_folder = None if other is None else other_of(False)
         with (
             Tables(folder, [other_folder] if other_folder else []) as tables,
-            progress.waiting("report", quiet) as said,
+            progress.waiting("report", quiet) as show_progress,
         ):
             compared = (
                 None if other_folder is None else {name: tables.beside(other_folder, name) for name in figures.TABLES}
             )
-            found = figures.answered(tables, since, until, compared, lambda name: said(f"asking: {name}"))
+            found = figures.answered(tables, since, until, compared, lambda name: show_progress(f"asking: {name}"))
             if found is None:
                 why = why_nothing(tables, since, until, how["key_log"])
                 raise KproxyError(f"{places[0]}: there is no exchange to report on. {why}")
@@ -74,7 +74,7 @@ def _report(
                 if row["number"] is not None
             }
             made = report.Report(
-                found, places, options, is_capture, other, before, lambda name: said(f"drawing: {name}")
+                found, places, options, is_capture, other, before, lambda name: show_progress(f"drawing: {name}")
             )
             text = report.html(made)
     try:

@@ -84,14 +84,14 @@ def show(
         tables_at(captures, ("exchanges", "connections"), how, quiet) as folder_of,
         Tables(folder_of(False)) as tables,
     ):
-        said = list(answers.dicts(single.explained(tables, connection, number)))
+        explanations = list(answers.dicts(single.explained(tables, connection, number)))
         earlier = single.before(tables, connection, number, before)
         rows = list(answers.dicts(earlier))
         with progress.waiting("reading the capture", quiet):
             found = frames_of(captures, connection, number, settings(how))
             packets = packets_of(found)
     view.show(found, show_secrets=show_secrets, records=records_shown)
-    for row in said:
+    for row in explanations:
         _heading(f"Where its {units.duration(row['total_ns'])} went")
         _lines(packets_view.parts(row))
         click.echo(f"Why: {row['explanation']}")

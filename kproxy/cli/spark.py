@@ -119,7 +119,7 @@ def _log_kept() -> Iterator[None]:
             os.close(terminal)
 
 
-def _why_not_started(said: str, log: str) -> str:
+def _why_not_started(fault: str, log: str) -> str:
     """The reason of a failed start in the JVM's log, in one line; else pyspark's message, and the log's last lines."""
     if "UnsupportedClassVersionError" in log:
         return "Spark needs Java 17 or newer, and this one is older: set JAVA_HOME to where a newer one is"
@@ -131,7 +131,7 @@ def _why_not_started(said: str, log: str) -> str:
         return f"Spark does not start: {log[: found.start()].strip().splitlines()[-1]}"  # which says why
     if found:
         return f"Spark does not start: {found[1]}"
-    return "\n".join([said, *log.strip().splitlines()[-5:]]) if "JAVA_GATEWAY_EXITED" in said else said
+    return "\n".join([fault, *log.strip().splitlines()[-5:]]) if "JAVA_GATEWAY_EXITED" in fault else fault
 
 
 def _is_of_this_machine(master: str | None) -> bool:
@@ -232,8 +232,8 @@ def _said_plainly() -> Iterator[None]:
     except Py4JJavaError as fault:  # raised in a task while rows are fetched one by one
         text = str(fault)
         causes = re.findall(r"Caused by: \S+: (\[[A-Z_.]+\] .*)", text) or re.findall(r"Caused by: (.*)", text)
-        said = _plain(causes[-1] if causes else str(fault.java_exception))
-        raise KproxyError(_removed(said) or said) from None
+        fault_text = _plain(causes[-1] if causes else str(fault.java_exception))
+        raise KproxyError(_removed(fault_text) or fault_text) from None
 
 
 def _removed(text: str) -> str | None:
@@ -248,14 +248,14 @@ def _removed(text: str) -> str | None:
 
 def _in_words(fault: "PySparkException") -> str:
     """Spark's message in one line, without the names of its error classes."""
-    condition, said = fault.getCondition() or "", fault.getMessageParameters() or {}
+    condition, parameters = fault.getCondition() or "", fault.getMessageParameters() or {}
     if condition.startswith("UNRESOLVED_COLUMN"):
-        near = re.findall(r"`(\w+)`", said.get("proposal", ""))
-        return f"there is no column {said.get('objectName', '').strip('`')}" + (
+        near = re.findall(r"`(\w+)`", parameters.get("proposal", ""))
+        return f"there is no column {parameters.get('objectName', '').strip('`')}" + (
             f": did you mean {' or '.join(near[:3])}?" if near else ""
         )
     if condition.startswith("PARSE_"):
-        place = f" near {said['error']}" if "error" in said else ""
+        place = f" near {parameters['error']}" if "error" in parameters else ""
         return f"--where cannot be read{place}: give a condition in SQL, like \"api = 'Fetch'\""
     return _plain(str(fault))
 
@@ -301,7 +301,7 @@ def _settings(how: dict[str, Any], **more: Any) -> "Settings":
 
 
 @contextmanager
-def _mend_named(out: str, config: tuple[str, ...]) -> Iterator[None]:
+def _name_remedy(out: str, config: tuple[str, ...]) -> Iterator[None]:
     """Add a remedy to errors of the JVM that only report a full disk, or that the process of a task has ended."""
     try:
         yield
@@ -378,7 +378,7 @@ def ingest(
         sys.exit(1 if summary_view.show(Summary(Path(out), failed=faults)) else 0)
     with progress.waiting(_STARTING) as says:
         session = started(master, (*PLANNING, *config))
-        with _mend_named(out, config), _said_plainly(), _a_task_failed():
+        with _name_remedy(out, config), _said_plainly(), _a_task_failed():
             summary = pipeline.ingest(
                 session, catalogue, out, settings, append=append, form=form, tasks=tasks, progress=says
             )

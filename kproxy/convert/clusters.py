@@ -25,7 +25,7 @@ from kproxy.tables.schema import I64, TEXT, Table
 _READ = ["source", "api_key", "api_version", "broker_address", "broker_port", "response"]
 
 
-def heard(runs: Sequence[Path]) -> Clusters:
+def clusters_in(runs: Sequence[Path]) -> Clusters:
     """Return the clusters that the exchanges of all captures show. runs: sorted runs of KEPT_FRAMES."""
     clusters = Clusters()
     for learned in answers(writer.merged(KEPT_FRAMES, list(runs))):
@@ -38,28 +38,28 @@ def answers(parts: Iterable[pa.Table]) -> Iterator[tuple[Address, dict[Address, 
     alike: set[tuple[str, str, int, int]] = set()  # hashes of decoded responses: most repeat an earlier one
     for part in parts:
         said_so = pc.is_in(part["api_key"], value_set=listed(part["api_key"].type, [METADATA, DESCRIBE_CLUSTER]))
-        for said in part.select(_READ).filter(said_so).to_pylist():
-            at = said["source"], said["broker_address"], said["broker_port"]
-            alike_as = (*at, hash((said["response"] or b"")[8:]))  # after the size and the correlation id
+        for row in part.select(_READ).filter(said_so).to_pylist():
+            at = row["source"], row["broker_address"], row["broker_port"]
+            alike_as = (*at, hash((row["response"] or b"")[8:]))  # after the size and the correlation id
             if alike_as in alike:
                 continue
             if len(alike) < MAX_ADDRESSES:
                 alike.add(alike_as)
-            answer = _answer(said)
+            answer = _answer(row)
             if answer is not None:
                 yield at, *answer
 
 
-def _answer(said: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | None:
+def _answer(row: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | None:
     """Return (node ids of brokers by address, cluster id) of a response; None if it does not decode."""
-    if said["response"] is None:
+    if row["response"] is None:
         return None
     try:
-        _, body = codec.decode_response(memoryview(said["response"])[4:], said["api_key"], said["api_version"])
+        _, body = codec.decode_response(memoryview(row["response"])[4:], row["api_key"], row["api_version"])
     except ProtocolError:
         return None
-    key = "nodeId" if said["api_key"] == METADATA else "brokerId"
-    source = said["source"]
+    key = "nodeId" if row["api_key"] == METADATA else "brokerId"
+    source = row["source"]
     brokers = {(source, address_of(each["host"]) or each["host"], each["port"]): each[key] for each in body["brokers"]}
     return brokers, body.get("clusterId")
 

@@ -61,7 +61,7 @@ log = logging.getLogger("kproxy.convert")
 
 
 @dataclass
-class _Said:
+class _InsightInput:
     """The input of insight from all captures: sorted runs, and the names from each capture."""
 
     kept_frames: writer.Sorter
@@ -104,7 +104,9 @@ def convert(
     work = dataset.begin("convert")
     try:
         places: dict[str, Path] = {}
-        said = _Said(writer.Sorter(KEPT_FRAMES, work, ".all"), writer.Sorter(schema.REGISTRY, work, ".all"), {})
+        inputs = _InsightInput(
+            writer.Sorter(KEPT_FRAMES, work, ".all"), writer.Sorter(schema.REGISTRY, work, ".all"), {}
+        )
         done: dict[int, Share] = {}
         failed: dict[int, CaptureError] = {}
         for number, read in _reads(jobs, work, processes, follow, progress):
@@ -121,12 +123,12 @@ def convert(
         for number, read in sorted(done.items()):  # in the order of the captures
             source = jobs[number].source
             summary.quality[source], summary.paths[source] = read.quality, jobs[number].paths
-            said.kept_frames.adopt(read.runs[KEPT_FRAMES.name])
-            said.registry.adopt(read.runs[schema.REGISTRY.name])
-            said.names[source], numbers[source] = read.names, number
+            inputs.kept_frames.adopt(read.runs[KEPT_FRAMES.name])
+            inputs.registry.adopt(read.runs[schema.REGISTRY.name])
+            inputs.names[source], numbers[source] = read.names, number
         _count_twice(summary.quality)
-        labels, known = _separate_clusters(jobs[0].cluster, said, summary, places)
-        _know(jobs[0].cluster, said, work, numbers, summary, places, labels)
+        labels, known = _separate_clusters(jobs[0].cluster, inputs, summary, places)
+        _know(jobs[0].cluster, inputs, work, numbers, summary, places, labels)
         if settings.records is not None and not summary.rows.get(schema.RECORDS.name):
             batches = [file for place, file in places.items() if place.startswith(f"{schema.BATCHES.name}/")]
             summary.topics = writer.some_values(batches, ("topic", "topic_id"))
@@ -148,7 +150,7 @@ def _count_twice(qualities: Mapping[str, Quality]) -> None:
 
 
 def _separate_clusters(
-    given: str, said: _Said, summary: Summary, places: Mapping[str, Path]
+    given: str, inputs: _InsightInput, summary: Summary, places: Mapping[str, Path]
 ) -> tuple[dict[str, Labels], list[dict[str, Any]]]:
     """Write the clusters of connections into the tables, if the dataset has several.
 
@@ -157,10 +159,10 @@ def _separate_clusters(
     before = read_manifest(summary.folder)
     is_anew = set(before.get("sources", ())) <= summary.paths.keys()
     earlier = Earlier({} if is_anew else before, given)
-    heard = clusters.heard(said.kept_frames.runs)
-    of_addresses = earlier.labels(heard)
+    current = clusters.clusters_in(inputs.kept_frames.runs)
+    of_addresses = earlier.labels(current)
     for source in summary.paths:
-        heard.note_nameless(summary.quality[source], source, heard.labels())
+        current.note_nameless(summary.quality[source], source, current.labels())
     found: dict[str, Labels] = {}
     for source in summary.paths if of_addresses else ():
         files = {
@@ -173,12 +175,12 @@ def _separate_clusters(
         note(summary.quality[source], found[source], pq.read_metadata(connections).num_rows)
         for table, file in files.items():
             clusters.relabel(table, file, found)
-    return found, earlier.manifest(heard, of_addresses)
+    return found, earlier.manifest(current, of_addresses)
 
 
 def _know(
     cluster: str,
-    said: _Said,
+    inputs: _InsightInput,
     work: Path,
     numbers: dict[str, int],
     summary: Summary,
@@ -187,7 +189,7 @@ def _know(
 ) -> None:
     """Write the tables of insight, and `quality`, with counts of omitted input."""
     insight = InsightRows(work, ("source",))
-    left_out = know(cluster, said.kept_frames.runs, said.registry.runs, said.names, insight, labels)
+    left_out = know(cluster, inputs.kept_frames.runs, inputs.registry.runs, inputs.names, insight, labels)
     for table in schema.KNOWLEDGE:
         summary.rows[table.name] = 0
         files = {source: work / f"{number}.{table.name}.parquet" for source, number in numbers.items()}

@@ -154,8 +154,8 @@ class Changes:
     ) -> Change:
         code, message = _error(outcome)
         if detail is not None:
-            said = {key: value for key, value in outcome.items() if key not in (*_SAID, _CONFIGS)}
-            added = {key: value for key, value in said.items() if value != name and detail.get(key) != value}
+            reported = {key: value for key, value in outcome.items() if key not in (*_SAID, _CONFIGS)}
+            added = {key: value for key, value in reported.items() if value != name and detail.get(key) != value}
             detail |= {"answer": _rest(added), "message": message}
             detail = _rest(detail)
             detail.pop(TABLE[exchange.api_key].kind, None)

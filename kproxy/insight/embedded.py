@@ -67,7 +67,7 @@ def group_type(protocol_type: str | None, strategy: str | None) -> str | None:
     return protocol_type[:MAX_TYPE] if protocol_type else None
 
 
-def said(kind: str | None, metadata: bytes) -> Subscription | None:
+def subscription_of(kind: str | None, metadata: bytes) -> Subscription | None:
     """Return the subscription that a member of this type of group joins with; None: it cannot be decoded."""
     if kind == CONNECT:
         return _worker(metadata)

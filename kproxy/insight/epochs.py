@@ -264,9 +264,9 @@ class EpochGroup(Group):
             for place, row in enumerate(recent):
                 if row.cause == UNEXPLAINED and at < row.joined_ns:
                     left = cause == "member_left"
-                    said = Cause(at, cause, member_id, reason)
+                    added = Cause(at, cause, member_id, reason)
                     changed = [_counted(each, -left, -left, -left) for each in recent[place + 1 :]]
-                    self._set_recent([*recent[:place], _because(_counted(row, 0, -left, -left), said), *changed])
+                    self._set_recent([*recent[:place], _because(_counted(row, 0, -left, -left), added), *changed])
                     self._before = len(self.members)
                     return
         self.caused(at, cause, member_id, reason)
@@ -275,7 +275,7 @@ class EpochGroup(Group):
         """Correct pending rebalances: others received the epoch of this member's join, or a later one, before it."""
         assert exchange.response is not None
         told, recent = exchange.response["memberEpoch"], self._recent()
-        said = Cause(exchange.request_end, "member_joined", member_id, reason)
+        added = Cause(exchange.request_end, "member_joined", member_id, reason)
         place = sum(row.generation < told for row in recent)
         former = recent[:place]
         later = [_counted(row, row.generation > told, 1, row.generation > told) for row in recent[place:]]
@@ -283,7 +283,7 @@ class EpochGroup(Group):
         if later and later[0].generation == told:
             row = later[0]
             if (row.cause, row.cause_member) != ("member_joined", member_id):
-                later[0] = _because(row, said)
+                later[0] = _because(row, added)
                 self._move_cause(row, later)
         elif told in self._skipped and (later or recent):
             self._skipped.discard(told)
@@ -291,7 +291,7 @@ class EpochGroup(Group):
             like = (later or former)[0]
             fields = {"generation": told, "members_before": before, "members_after": before + 1, "rejoined": before}
             row = like._replace(joined_ns=exchange.response_start, ended_ns=None, strategy=self.strategy, **fields)
-            later.insert(0, _because(row, said))
+            later.insert(0, _because(row, added))
         self._set_recent([*former, *later])
 
     def _move_cause(self, row: Rebalance, later: list[Rebalance]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from kproxy.insight.decoded import Body
-from kproxy.insight.embedded import Owned, given, said
+from kproxy.insight.embedded import Owned, given, subscription_of
 from kproxy.insight.rows import GroupEvent
 
 MS = 1_000_000
@@ -119,7 +119,8 @@ def joined_as_stored(
 
 def subscribe(member: Joined, kind: str | None, metadata: bytes) -> None:
     """Learn topics, owned partitions and rack from the metadata that a member of this type of group joins with."""
-    told = said(kind, metadata)
+    subscription = subscription_of(kind, metadata)
     member.size_bytes = len(metadata)
-    if told is not None:
-        member.topics, member.said_owned, member.rack, member.words = told.topics, told.owned, told.rack, told.words
+    if subscription is not None:
+        member.topics, member.said_owned = subscription.topics, subscription.owned
+        member.rack, member.words = subscription.rack, subscription.words

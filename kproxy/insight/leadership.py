@@ -284,10 +284,10 @@ def _altered(answer: Body, names: Mapping[UUID, str]) -> Iterator[tuple[Key, _St
 
 
 def _quorum(
-    said: Body, names: Mapping[UUID, str] | None = None, *, resigns: bool = False
+    body: Body, names: Mapping[UUID, str] | None = None, *, resigns: bool = False
 ) -> Iterator[tuple[Key, _State]]:
     """Yield the leader of KRaft's own log in a quorum message: a controller's request, or a response."""
-    for topic in said["topics"]:
+    for topic in body["topics"]:
         for part in topic["partitions"]:
             if part.get("errorCode", 0) or part["leaderEpoch"] < 0 or (part["leaderId"] < 0 and not resigns):
                 continue  # no leader is known

@@ -385,13 +385,13 @@ class ConsumerGroups:
 
 
 def _in_words(done: _Round, last: _Claim | None) -> str:
-    said = {
+    reasons = {
         "member_joined": f"{done.cause_member} registered",
         "member_left": f"{done.cause_member} left",
         "session_expired": f"the session of {done.cause_member} expired",
         "metadata_changed": "a topic's partitions changed",
     }
-    text = f"{said.get(done.cause, 'a watch fired')}; {len(done.woken)} woken, {len(done.claims)} claimed"
+    text = f"{reasons.get(done.cause, 'a watch fired')}; {len(done.woken)} woken, {len(done.claims)} claimed"
     if done.lost:
         text += f", {len(done.lost)} races lost"
     if last is not None and done.revoked_ns:

@@ -36,7 +36,7 @@ def shown(name: str | None) -> str:
     return f"={name}" if name.lstrip("=") == OTHER else name
 
 
-class Carried:
+class Amounts:
     """Records produced to a topic, or fetched from it."""
 
     __slots__ = ("batches", "bytes", "records")
@@ -55,8 +55,8 @@ class TopicCells:
     def __init__(self) -> None:
         self.rank = 0
         self.seen_ns = 0
-        self.request = Carried()  # produced
-        self.response = Carried()  # fetched
+        self.request = Amounts()  # produced
+        self.response = Amounts()  # fetched
 
     def is_gone(self, now_ns: int) -> bool:
         return self.seen_ns + EXPIRY_NS < now_ns

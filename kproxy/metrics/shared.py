@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells
 from kproxy.metrics.lag import PARTITION_SERIES, Fetching, Lags
 from kproxy.metrics.log_end import UNKNOWN, Log
-from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Carried, ClientCells, TopicCells, Topics
+from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS, Amounts, ClientCells, TopicCells, Topics
 from kproxy.metrics.offsets import COMMITTED as COMMITTED_OFFSET
 from kproxy.metrics.offsets import END, MAX_COMMITTED, MAX_LOGS, MAX_REMOVED, Key, Position, Removal, has_ended
 from kproxy.metrics.process import Metrics
@@ -336,10 +336,10 @@ def _less(cells: TopicCells, base: TopicCells) -> TopicCells:
     rest.seen_ns, rest.rank = cells.seen_ns, cells.rank
     for name in ("request", "response"):
         of, less = getattr(cells, name), getattr(base, name)
-        carried = Carried()
-        carried.bytes, carried.records = of.bytes - less.bytes, of.records - less.records
-        carried.batches = {codec: count - less.batches.get(codec, 0) for codec, count in of.batches.items()}
-        setattr(rest, name, carried)
+        amounts = Amounts()
+        amounts.bytes, amounts.records = of.bytes - less.bytes, of.records - less.records
+        amounts.batches = {codec: count - less.batches.get(codec, 0) for codec, count in of.batches.items()}
+        setattr(rest, name, amounts)
     return rest
 
 

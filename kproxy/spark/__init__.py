@@ -109,16 +109,17 @@ def session(
             register(spark)
     except (PySparkException, OSError) as fault:
         if remote:
-            said = str(fault).strip().partition("\n")[0]
+            reason = str(fault).strip().partition("\n")[0]
             raise KproxyError(
-                f"{master or 'SPARK_REMOTE'}: no session of Spark Connect: {said}; the client needs pyspark[connect], "
+                f"{master or 'SPARK_REMOTE'}: no session of Spark Connect: {reason}; the client needs "
+                "pyspark[connect], "
                 "the server kproxy in its Python"
             ) from fault
         raise KproxyError(f"Spark does not start: {fault}; it needs Java 17 or newer, found by JAVA_HOME") from fault
     except Py4JJavaError as fault:  # an exception of the JVM that pyspark does not translate
-        said = " ".join(str(fault.java_exception.getMessage()).split())
-        said = re.sub(r"^\[[A-Z_.]+\] | SQLSTATE: \w+", "", said)
-        raise KproxyError(f"Spark does not start: {said}") from fault
+        reason = " ".join(str(fault.java_exception.getMessage()).split())
+        reason = re.sub(r"^\[[A-Z_.]+\] | SQLSTATE: \w+", "", reason)
+        raise KproxyError(f"Spark does not start: {reason}") from fault
     return spark
 
 

@@ -16,7 +16,7 @@ from kproxy.capture.clusters import CONNECTED, Clusters, Earlier, Labels, note, 
 from kproxy.capture.quality import Quality
 from kproxy.convert.clusters import answers
 from kproxy.convert.kept_frames import KEPT_FRAMES
-from kproxy.spark.pieces import PIECE_ROWS, SAID
+from kproxy.spark.pieces import INSIGHT, PIECE_ROWS
 from kproxy.tables import arrays, schema
 from kproxy.tables.schema import TEXT, Table
 
@@ -32,13 +32,13 @@ def separate_clusters(
     Without clusters of connections there is only one. pieces: the pieces of an ingest. rows: returns the rows of a
     table in those pieces. earlier: of the tables to which the ingest adds.
     """
-    heard = _heard(pieces)
-    of_addresses = earlier.labels(heard)
-    known = earlier.manifest(heard, of_addresses)
-    labels_heard = heard.labels()
+    current = _clusters_in(pieces)
+    of_addresses = earlier.labels(current)
+    known = earlier.manifest(current, of_addresses)
+    current_labels = current.labels()
     counts: dict[str, Quality] = {}
-    for source in heard.sources:
-        heard.note_nameless(quality := Quality(), source, labels_heard)
+    for source in current.sources:
+        current.note_nameless(quality := Quality(), source, current_labels)
         if list(quality):
             counts[source] = quality
     if not of_addresses:
@@ -54,13 +54,13 @@ def separate_clusters(
     return labels, counts, known
 
 
-def _heard(pieces: "DataFrame") -> Clusters:
+def _clusters_in(pieces: "DataFrame") -> Clusters:
     """Return the clusters that the responses of all captures name."""
     from pyspark.sql import functions as F
 
     clusters = Clusters()
-    said = pieces.where(F.col("kind") == SAID + KEPT_FRAMES.name).select("data")
-    for row in said.mapInArrow(_answers, "answer string").collect():
+    inputs = pieces.where(F.col("kind") == INSIGHT + KEPT_FRAMES.name).select("data")
+    for row in inputs.mapInArrow(_answers, "answer string").collect():
         at, brokers, cluster_id = json.loads(row["answer"])
         clusters.learn(tuple(at), {tuple(address): node for address, node in brokers}, cluster_id)
     return clusters

@@ -23,7 +23,7 @@ from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.convert.knowledge import InsightRows, know
 from kproxy.convert.parts.joining import Correction
 from kproxy.convert.rows import Rows
-from kproxy.spark.pieces import COUNTS, NAMES, PIECES, SAID, adopt, words
+from kproxy.spark.pieces import COUNTS, INSIGHT, NAMES, PIECES, adopt, words
 from kproxy.spark.pieces import rows as piece_rows
 from kproxy.spark.places import listed
 from kproxy.tables import schema, writer
@@ -43,7 +43,7 @@ def pieces_of(
 
     kind = F.col("kind")
     return (
-        pieces.where(kind.startswith(SAID) | (kind == NAMES))
+        pieces.where(kind.startswith(INSIGHT) | (kind == NAMES))
         .repartition(1)
         .mapInArrow(_task(cluster, corrections, clusters), PIECES)
     )
@@ -66,10 +66,10 @@ def _task(
                 for index, kind in enumerate(batch.column("kind").to_pylist()):
                     data = batch.column("data")[index].as_py()
                     if kind == NAMES:
-                        source, said = json.loads(data)
-                        names.setdefault(source, Names()).add(said)
+                        source, learned = json.loads(data)
+                        names.setdefault(source, Names()).add(learned)
                     else:
-                        adopt(runs[kind.removeprefix(SAID)], data, every)
+                        adopt(runs[kind.removeprefix(INSIGHT)], data, every)
                         is_fed = True
             if is_fed:
                 for sorter in runs.values():

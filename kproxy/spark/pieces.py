@@ -35,8 +35,8 @@ FEW = 1000  # up to so many pieces of work, and bytes of them, are pickled with 
 FEW_BYTES = 256 << 10
 
 # Kinds other than tables: the report of a split's scan; names of topics from responses; counts of `quality`; the error
-# of an unreadable capture. Input of insight has the kind SAID plus the name of its table.
-REPORT, NAMES, COUNTS, FAILED, SAID = "report", "names", "counts", "failed", "said "
+# of an unreadable capture. Input of insight has the kind INSIGHT plus the name of its table.
+REPORT, NAMES, COUNTS, FAILED, INSIGHT = "report", "names", "counts", "failed", "content "
 # Kinds of captures that are read in parts: why a capture is unsplittable, or which of its connections conflict;
 # corrections of rows of a connection; topics that are coordinators' logs; bytes that were read a second time.
 UNSPLITTABLE, CONFLICTING, CORRECTIONS, LOGS, READ = "unsplittable", "conflicting", "corrections", "logs", "read"
@@ -122,21 +122,21 @@ def frame(spark: "SparkSession", rows: Sequence[Sequence[Any]], columns: str) ->
     return spark.createDataFrame(pa.Table.from_arrays(arrays, names=list(names)))
 
 
-def words(capture: int, kind: str, said: Any) -> pa.RecordBatch:
+def words(capture: int, kind: str, content: Any) -> pa.RecordBatch:
     """Return a piece whose data is JSON."""
-    return _piece(capture, kind, NO_HOUR, 0, json.dumps(said).encode())
+    return _piece(capture, kind, NO_HOUR, 0, json.dumps(content).encode())
 
 
 def failed(capture: int, fault: CaptureError) -> pa.RecordBatch:
     """Return a piece with the error of an unreadable capture."""
-    said = str(fault).removeprefix(f"{fault.name}: ")
-    return words(capture, FAILED, (fault.name, said, isinstance(fault, StorageError)))
+    content = str(fault).removeprefix(f"{fault.name}: ")
+    return words(capture, FAILED, (fault.name, content, isinstance(fault, StorageError)))
 
 
 def fault_of(data: bytes) -> CaptureError:
     """Return the error in the data of a piece that `failed` made."""
-    name, said, may_pass = json.loads(data)
-    return (StorageError if may_pass else CaptureError)(name, said)
+    name, content, may_pass = json.loads(data)
+    return (StorageError if may_pass else CaptureError)(name, content)
 
 
 def rows(table: Table, parts: Iterable[pa.Table], kind: str | None = None) -> Iterator[pa.RecordBatch]:

@@ -124,8 +124,8 @@ def _reports(number: int, capture: int, found: reader.Found) -> Iterator[pa.Reco
         "carried_bytes": sum(int(some["captured"].sum()) for *_, some, _ in found.packets.of(found.deferred)),
     }
     yield _report(number, capture, report)
-    said = iter(_by_hash(found.excerpts).items())
-    while some := list(islice(said, TOLD_AT_ONCE)):
+    all_excerpts = iter(_by_hash(found.excerpts).items())
+    while some := list(islice(all_excerpts, TOLD_AT_ONCE)):
         yield _listed([(capture, of, NONE, STINTS, 0, 0, pickle.dumps(each), None, None, None) for of, each in some])
 
 
@@ -154,9 +154,9 @@ def _named(pair: Pair) -> int:
     return int.from_bytes(blake2b(pair[0], digest_size=8).digest(), signed=True)
 
 
-def _by_hash(said: list[reader.Excerpt]) -> dict[int, list[reader.Excerpt]]:
+def _by_hash(all_excerpts: list[reader.Excerpt]) -> dict[int, list[reader.Excerpt]]:
     found: dict[int, list[reader.Excerpt]] = {}
-    for excerpt in said:
+    for excerpt in all_excerpts:
         found.setdefault(_named(excerpt.pair), []).append(excerpt)
     return found
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from kproxy.convert.job import Job
 from kproxy.convert.shares import FED
-from kproxy.spark.pieces import SAID, rows
+from kproxy.spark.pieces import INSIGHT, rows
 from kproxy.tables import schema, writer
 from kproxy.tables.schema import Table
 
@@ -25,7 +25,7 @@ class Sorters:
             return writer.Sorter(table, folder, kind, run_rows=RUN_ROWS, run_bytes=RUN_BYTES)
 
         self._tables = {name: sorter(schema.BY_NAME[name], prefix) for name in job.tables}
-        self._fed = {name: sorter(table, f"{prefix}.said") for name, table in FED.items()}
+        self._fed = {name: sorter(table, f"{prefix}.insight") for name, table in FED.items()}
 
     def add(self, table: Table, batch: pa.RecordBatch) -> None:
         (self._fed.get(table.name) or self._tables[table.name]).add(batch)
@@ -47,7 +47,7 @@ class Sorters:
         for table, parts in self.tables():
             yield from rows(table, _kept(parts, keep))
         for name, sorter in self._fed.items():
-            yield from rows(FED[name], _kept(sorter.in_order(), keep), SAID + name)
+            yield from rows(FED[name], _kept(sorter.in_order(), keep), INSIGHT + name)
 
     def remove(self) -> None:
         for sorter in (*self._tables.values(), *self._fed.values()):

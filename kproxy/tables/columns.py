@@ -230,7 +230,7 @@ class ExchangeColumns:
     ) -> None:
         """Add a row for each of many exchanges. infos: by index of connection. stalled: (index of exchange, delays)."""
         words = self._words
-        said = bulk.columns
+        by_name = bulk.columns
         used, inverse = distinct(bulk.connection)
         prefixes = [
             (words[client_id], _or_null(acks), _or_null(max_wait_ms), words[group_id], words[transactional_id])
@@ -238,11 +238,11 @@ class ExchangeColumns:
         ]
         topics, partitions, records = _carried(bulk)
         columns: dict[str, Any] = {
-            **{f"{name}_ns" if f"{name}_ns" in _TIMES else name: column for name, column in said.items()},
+            **{f"{name}_ns" if f"{name}_ns" in _TIMES else name: column for name, column in by_name.items()},
             "connection": np.array([self._connection(infos[index]) for index in used.tolist()])[inverse],
             "api": self._api(bulk.plan),
             "outcome": words[ANSWERED],
-            "errors": (said["error_code"] != 0) & (said["error_code"] != NULL),
+            "errors": (by_name["error_code"] != 0) & (by_name["error_code"] != NULL),
             "topics": topics,
             "partitions": partitions,
             "records": records,

@@ -30,8 +30,8 @@ class Defects:
         known = self._kinds.setdefault(kind, [0, 0, now_s - _REPORT_S])
         known[0] += 1
         if known[0] == 1:
-            said = "a defect of kproxy's recorder, %s: this event is in no table, nor any like it"
-            self._log.error(said, kind, exc_info=fault)
+            message = "a defect of kproxy's recorder, %s: this event is in no table, nor any like it"
+            self._log.error(message, kind, exc_info=fault)
         elif now_s - known[2] >= _REPORT_S:
             self._log.error("a defect of kproxy's recorder, %s: %d events so far are in no table", kind, known[0])
         else:

@@ -87,7 +87,7 @@ class BodyRows:
 
     def add(self, infos: Sequence[ConnectionInfo], bulk: Bulk, direction: int, of: np.ndarray, own: Own) -> None:
         """Add rows by column. of: the index of each row's exchange. own: all columns that `common` does not return."""
-        words, said = self.words, bulk.columns
+        words, by_name = self.words, bulk.columns
         used, inverse = distinct(bulk.connection[of])
         used_infos = [infos[index] for index in used.tolist()]
         ids = np.array([(words[info.source], words[info.cluster], info.id) for info in used_infos], np.int64)
@@ -95,9 +95,9 @@ class BodyRows:
             "source": ids[inverse, 0],
             "cluster": ids[inverse, 1],
             "connection": ids[inverse, 2],
-            "number": said["number"][of],
+            "number": by_name["number"][of],
             "api": words[bulk.plan.api],
-            "start": said["response_start" if direction == BROKER else "request_start"][of],
+            "start": by_name["response_start" if direction == BROKER else "request_start"][of],
             "direction": direction,
             **own,
         }

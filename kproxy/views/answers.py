@@ -245,14 +245,14 @@ def lines(columns: Sequence[_Column], width: int | None) -> Iterator[str]:
             yield from (f"    {line.plain.rstrip()}" for line in wrapped)
         if keys:
             yield f"    {', '.join(f'{column.title} {column.cells[index]}' for column in keys)}"
-    said = [f"All times are of {date}."] if date and any(c.title.endswith("_UTC") for c in (*kept, *alike)) else []
+    notes = [f"All times are of {date}."] if date and any(c.title.endswith("_UTC") for c in (*kept, *alike)) else []
     if same := ", ".join(f"{column.title} {column.cells[0]}" for column in alike if column.cells[0]):
-        said.append(f"In all rows: {same}.")
+        notes.append(f"In all rows: {same}.")
     if empty := ", ".join(column.title for column in alike if not column.cells[0]):
-        said.append(f"Empty: {empty}.")
+        notes.append(f"Empty: {empty}.")
     if left_out:
-        said.append(f"Left out, since the terminal is narrow: {', '.join(left_out)}. `| less -S` shows all.")
-    for part in said:
+        notes.append(f"Left out, since the terminal is narrow: {', '.join(left_out)}. `| less -S` shows all.")
+    for part in notes:
         yield from (line.plain.rstrip() for line in Text(part).wrap(Console(), width or 0))
 
 

@@ -56,14 +56,14 @@ def as_json(found: Frames, *, show_secrets: bool) -> dict[str, Any]:
 
 def _when(found: Frames) -> str:
     start, sent, begun, end = found.request_start, found.request_end, found.response_start, found.response_end
-    said = [f"{units.time(start, decimals=6)} UTC"] if start != NONE else []
+    steps = [f"{units.time(start, decimals=6)} UTC"] if start != NONE else []
     if NONE not in (start, sent) and sent > start:
-        said.append(f"sent in {units.duration(sent - start)}")
+        steps.append(f"sent in {units.duration(sent - start)}")
     if NONE not in (sent, begun):
-        said.append(f"first byte of the answer after {units.duration(begun - sent)}")
+        steps.append(f"first byte of the answer after {units.duration(begun - sent)}")
     if NONE not in (begun, end) and end > begun:
-        said.append(f"received in {units.duration(end - begun)}")
-    return ", ".join([*said, *([found.outcome] if found.outcome != "answered" else [])])
+        steps.append(f"received in {units.duration(end - begun)}")
+    return ", ".join([*steps, *([found.outcome] if found.outcome != "answered" else [])])
 
 
 def _decoded(found: Frames) -> list[tuple[str, Decoded | str]]:

@@ -35,7 +35,7 @@ Rows = list[dict[str, Any]]
 def show(
     frames: Mapping[str, Any],
     found: Mapping[str, tuple[Rows, int]],
-    said: Verdict,
+    conclusion: Verdict,
     most_findings: int,
     commands: Sequence[str],
     shown: str,
@@ -49,14 +49,14 @@ def show(
     why_nothing: why there is no exchange, in sentences.
     """
     rows = {name: some for name, (some, _) in found.items()}
-    findings = said.findings[:most_findings]
-    apis, events = [row["api"] for row in rows["apis"]], verdict.timeline(said)
+    findings = conclusion.findings[:most_findings]
+    apis, events = [row["api"] for row in rows["apis"]], verdict.timeline(conclusion)
     if shown == "json":
         told = {name: rows[name][:most] for name, (_, most) in found.items()}
         lists: dict[str, Any] = {"timeline": [{"time": at, "event": event} for at, event in events]}
-        lists["more_events"] = verdict.more_events(said)
-        lists |= {"not_found": said.not_found(apis)} if is_checked else {}
-        first = {"verdict": verdict.as_dict(said) | lists}
+        lists["more_events"] = verdict.more_events(conclusion)
+        lists |= {"not_found": conclusion.not_found(apis)} if is_checked else {}
+        first = {"verdict": verdict.as_dict(conclusion) | lists}
         rest = {"findings": [one.as_dict() for one in findings], "next": list(commands)}
         print(json.dumps({**first, **told, **rest}), file=file)
         return
@@ -65,22 +65,22 @@ def show(
         for line in answers.wrapped(f"No exchanges. {why_nothing}".rstrip(), file):
             click.echo(line, file=file)
     else:
-        for line in _wrapped(verdict.sentence(said), file):
+        for line in _wrapped(verdict.sentence(conclusion), file):
             click.echo(click.style(line, bold=True), file=file)
-        for name, figure, of in verdict.figures(said):
+        for name, figure, of in verdict.figures(conclusion):
             for line in answers.wrapped(f"  {name:13}{figure}{f': {of}' if of else ''}", file, 15):
                 click.echo(line, file=file)
         click.echo("", file=file)
         for line in answers.wrapped(_span(span), file):
             click.echo(line, file=file)
     if findings:
-        head = f"{click.style('What stands out', bold=True)} ({verdict.counted(said, len(findings))})"
+        head = f"{click.style('What stands out', bold=True)} ({verdict.counted(conclusion, len(findings))})"
         click.echo(f"\n{head}", file=file)
         for one in findings:
             more = f", and {one.more:,} more" if one.more else ""
             for line in answers.wrapped(f"{one.severity:8}  {one.title}: {printable(one.where)}{more}", file, 10):
                 click.echo(line, file=file)
-    if is_checked and span["exchanges"] and (checked := verdict.not_found(said, apis)):
+    if is_checked and span["exchanges"] and (checked := verdict.not_found(conclusion, apis)):
         click.echo("", file=file)
         for line in _wrapped(checked, file):
             click.echo(line, file=file)
@@ -89,7 +89,7 @@ def show(
         for at, event in events:
             for line in answers.wrapped(f"{at}  {event}", file, 23):
                 click.echo(line, file=file)
-        if left := verdict.more_events(said):
+        if left := verdict.more_events(conclusion):
             asks = next((f": {command}" for command in commands if " findings " in command), "")
             click.echo(f"and {left:,} more{asks}", file=file)
     for name, heading in _HEADINGS.items():

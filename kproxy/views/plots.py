@@ -526,7 +526,7 @@ def _stacked(
     data: Any,
     by: str,
     value: Callable[[Row], float],
-    said: Callable[[float], str],
+    written: Callable[[float], str],
     title: str,
     every: str,
     span: Span,
@@ -548,7 +548,7 @@ def _stacked(
         for name in (*shown, "others"):
             if name in found:
                 high = low + found[name]
-                label = f"{_at(at)}: {name} {said(found[name])}"
+                label = f"{_at(at)}: {name} {written(found[name])}"
                 bars.append({"time": at, "until": at + step, "name": name, "low": low, "high": high, "label": label})
                 low = high
     rest = any(bar["name"] == "others" for bar in bars)

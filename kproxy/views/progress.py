@@ -59,29 +59,29 @@ def waiting(what: str, quiet: bool = False) -> Iterator[Callable[[str], None]]:
 
     Yields a function that takes the name of the next step.
     """
-    said = [what]
+    texts = [what]
     if quiet or not can_redraw(Console(stderr=True)):
-        yield said.append
+        yield texts.append
         return
     # Duplicate the descriptor: while a JVM starts, standard error is redirected to a file for its log.
     with os.fdopen(os.dup(sys.stderr.fileno()), "w") as terminal:
         is_over = Event()
-        shown = Thread(target=_show, args=(Console(file=terminal), said, is_over), daemon=True)
+        shown = Thread(target=_show, args=(Console(file=terminal), texts, is_over), daemon=True)
         shown.start()
         try:
-            yield said.append
+            yield texts.append
         finally:
             is_over.set()
             shown.join()
 
 
-def _show(console: Console, said: list[str], is_over: Event) -> None:
+def _show(console: Console, texts: list[str], is_over: Event) -> None:
     if is_over.wait(AFTER_S):
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(printable(said[-1]), total=None)
+        task = progress.add_task(printable(texts[-1]), total=None)
         while not is_over.wait(REDRAWN_S):
-            progress.update(task, description=printable(said[-1]))
+            progress.update(task, description=printable(texts[-1]))

@@ -131,8 +131,8 @@ class Shell:
 
 def is_whole(text: str) -> bool:
     """Return whether Enter ends the input: a command, a statement with its semicolon, or an empty line."""
-    said = text.strip()
-    return not said or said.startswith(".") or said.endswith(";")
+    query = text.strip()
+    return not query or query.startswith(".") or query.endswith(";")
 
 
 def read(file: TextIO) -> str:

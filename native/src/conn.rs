@@ -757,7 +757,7 @@ impl Conn {
     /// What is counted so far, without an end of the loan: requests, bytes by side with those that wait for the rest of
     /// their frame, the first fields of the last request that had some to read, and whether the oldest pending request
     /// is whole.
-    fn glance(&self, py: Python<'_>) -> (i64, (u64, u64), Option<PyObject>, bool) {
+    fn counts(&self, py: Python<'_>) -> (i64, (u64, u64), Option<PyObject>, bool) {
         let last = self.last.as_ref().map(|usual| usual.values.clone_ref(py));
         let awaits_answer = self.pending.front().map_or(false, |pending| pending.end.is_some());
         let received = |side: usize| self.received[side] + self.parts[side].bytes.len() as u64;

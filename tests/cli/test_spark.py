@@ -17,7 +17,7 @@ from pyspark.logger import PySparkLogger
 
 import kproxy.spark
 from kproxy.cli import cli
-from kproxy.cli.spark import _mend_named, _plain, _removed, _said_plainly
+from kproxy.cli.spark import _name_remedy, _plain, _removed, _said_plainly
 from kproxy.convert.job import Settings
 from kproxy.errors import KproxyError
 from kproxy.spark import pipeline
@@ -108,7 +108,7 @@ def test_an_error_of_spark_is_reported_in_one_line_with_its_cause(text, message)
 def test_terse_errors_of_the_jvm_are_reported_with_a_remedy():
     with (
         pytest.raises(KproxyError, match=r"in tables, or in /fast, where Spark works .*; nothing was written$"),
-        _mend_named("tables", ("spark.local.dir=/fast",)),
+        _name_remedy("tables", ("spark.local.dir=/fast",)),
     ):
         raise KproxyError(_plain("java.io.IOException: No space left on device"))
     for message in (
@@ -117,9 +117,9 @@ def test_terse_errors_of_the_jvm_are_reported_with_a_remedy():
         "stage 3.0 (TID 3) (127.0.0.1 executor driver): org.apache.spark.SparkException: Python worker exited "
         "unexpectedly (crashed). Consider setting",
     ):
-        with pytest.raises(KproxyError, match=r"^a task's process ended: was it short of memory"), _mend_named("t", ()):
+        with pytest.raises(KproxyError, match=r"^a task's process ended: was it short of memory"), _name_remedy("t", ()):
             raise KproxyError(message)
-    with pytest.raises(KproxyError, match=r"^another$"), _mend_named("tables", ()):
+    with pytest.raises(KproxyError, match=r"^another$"), _name_remedy("tables", ()):
         raise KproxyError("another")
 
 

@@ -40,7 +40,7 @@ def test_each_version_is_read_completely_and_written_back(name):
 def test_a_workers_metadata_has_its_url_and_its_tasks():
     of_allocation = {version: owned(each["owned"]) for version, _, each in vectors("ConnectAssignment")}
     for version, data, each in vectors("ConnectWorkerState"):
-        said = embedded.said(CONNECT, data)
+        said = embedded.subscription_of(CONNECT, data)
         assert said.words == f"worker {each['url']}, config offset {each['offset']}"
         assert said.owned == (of_allocation[version] if version else None)
 
@@ -62,7 +62,7 @@ def consumer(name, field, user_data):
 
 def test_members_of_streams_are_consumers_with_tasks():
     for version, data, each in vectors("StreamsSubscriptionInfo"):
-        said = embedded.said(STREAMS, consumer("ConsumerProtocolSubscription", "topics", data))
+        said = embedded.subscription_of(STREAMS, consumer("ConsumerProtocolSubscription", "topics", data))
         assert said.topics == ("in",)
         assert said.words.startswith(f"process {each['processId']}")
         assert ("endpoint host-1:7070" in said.words) == (version > 1)
@@ -90,7 +90,7 @@ def test_a_subscription_may_end_after_any_field_except_its_topics(version):
         ends |= {57: (b"\xff\xff\0\0", owned, "r")}
     assert len(whole) == max(ends)
     for end in range(len(whole) + 1):
-        said = embedded.said("consumer", version.to_bytes(2, "big") + whole[2:end])
+        said = embedded.subscription_of("consumer", version.to_bytes(2, "big") + whole[2:end])
         assert (said and (said.user_data, said.owned, said.rack)) == ends.get(end)
         assert said is None or said.topics == ("a", "b")
 
@@ -107,7 +107,7 @@ def test_an_assignment_may_end_before_its_user_data(version):
 
 def test_the_bytes_of_other_types_of_members_are_not_read():
     assert embedded.group_type("sr", "v0") == "sr"
-    assert embedded.said("sr", b"{}") is None and embedded.given("sr", b"{}") is None
+    assert embedded.subscription_of("sr", b"{}") is None and embedded.given("sr", b"{}") is None
     assert embedded.given("sr", b"").owned == frozenset()
     assert len(embedded.group_type("x" * 30_000, None)) == embedded.MAX_TYPE
 
@@ -119,6 +119,6 @@ def test_damaged_bytes_are_read_or_ignored(vector, data):
     bad = good[:at] + data.draw(st.binary(max_size=8)) + good[at + data.draw(st.integers(0, 8)) :]
     wrapped = consumer("ConsumerProtocolSubscription", "topics", bad)
     for kind, read in ((CONNECT, bad), (STREAMS, wrapped), (STREAMS, bad)):
-        embedded.said(kind, read)
+        embedded.subscription_of(kind, read)
         embedded.given(kind, read)
     embedded.given(STREAMS, consumer("ConsumerProtocolAssignment", "assignedPartitions", bad))

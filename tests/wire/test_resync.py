@@ -21,6 +21,8 @@ def answer(correlation_id: int, size: int = 20) -> bytes:
         (JUNK + answer(7) + answer(8), 0, len(JUNK)),  # another one follows
         (JUNK + answer(7) + answer(9), 0, -1),  # what follows is not due
         (JUNK + answer(8) + answer(7) + answer(8), 0, len(JUNK)),  # the first of several
+        (answer(7) + answer(8), 0, 0),  # the first of several, whichever is looked for first
+        (answer(8) + answer(7), 0, 0),
         (JUNK + answer(7)[:12], len(JUNK), len(JUNK)),  # it opens a segment
         (JUNK + answer(7)[:12], 0, -1),
         (answer(7)[:12], 5, 0),  # so does the first byte

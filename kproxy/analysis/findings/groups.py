@@ -71,13 +71,13 @@ def restless(tables: Tables, limits: Limits) -> Frame:
     """Rows of Restless, by group, those with the most rebalances first."""
     return ask(
         {"told": tables["rebalances"], "exchanges": tables["exchanges"], "group_events": tables["group_events"]},
-        once=("heard", "stretches", "moved", "rebalances"),
-        heard=f"""
+        once=("group_steps", "stretches", "moved", "rebalances"),
+        group_steps=f"""
             select cluster, group_id, {STEP} as step, {STEP_TIMES} from exchanges group by cluster, group_id, {STEP}""",
         steps="""
-            select cluster, group_id, step, first_us, last_us from heard where group_id is not null
+            select cluster, group_id, step, first_us, last_us from group_steps where group_id is not null
             union all
-            select cluster, cast(null as string) as group_id, step, first_us, last_us from heard""",
+            select cluster, cast(null as string) as group_id, step, first_us, last_us from group_steps""",
         **stretches("steps", ("cluster", "group_id")),
         seen="""
             select cluster, group_id, sum(last_us - first_us) as seen_us from stretches group by cluster, group_id""",

@@ -35,7 +35,7 @@ def left_open(tables: Tables, limits: Limits) -> Frame:
     return ask(
         {name: tables[name] for name in ("exchanges", "partitions", "transactions")},
         seen="select cluster as of_cluster, max(unix_micros(`time`)) as end_us from exchanges group by cluster",
-        said=f"""
+        transactions_named=f"""
             select source, connection, `number`, cluster, transactional_id, api, {GROUPS["client"]} as client,
                 unix_micros(`time`) as us,
                 api in ('EndTxn', 'InitProducerId') and coalesce(errors, 0) = 0 as is_end
@@ -43,9 +43,9 @@ def left_open(tables: Tables, limits: Limits) -> Frame:
             where transactional_id is not null and (api in {_BEGINS} or api in ('EndTxn', 'InitProducerId'))""",
         ended="""
             select cluster, transactional_id, max(case when is_end then us end) as ended_us
-            from said group by cluster, transactional_id""",
+            from transactions_named group by cluster, transactional_id""",
         behind=f"""
-            select s.* from said s join ended e
+            select s.* from transactions_named s join ended e
                 on s.cluster is not distinct from e.cluster and s.transactional_id = e.transactional_id
             where s.api in {_BEGINS} and (e.ended_us is null or s.us > e.ended_us)""",
         first_offsets=f"""
@@ -121,7 +121,7 @@ def judge_open(row: Open, limits: Limits) -> Iterator[Finding]:
     )
 
 
-class Stuck(NamedTuple):
+class StuckOffset(NamedTuple):
     """A partition whose last stable offset stood at one value while the log went on: of several times the longest."""
 
     cluster: str | None
@@ -135,7 +135,7 @@ class Stuck(NamedTuple):
 
 
 def stuck(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Stuck, the longest first."""
+    """Rows of StuckOffset, the longest first."""
     return ask(
         {"partitions": tables["partitions"]},
         told=f"""
@@ -158,7 +158,7 @@ def stuck(tables: Tables, limits: Limits) -> Frame:
     )
 
 
-def judge_stuck(row: Stuck, limits: Limits) -> Iterator[Finding]:
+def judge_stuck(row: StuckOffset, limits: Limits) -> Iterator[Finding]:
     stuck_us, behind = row.last_us - row.began_us, row.high_watermark - row.last_stable_offset
     if stuck_us < limits.open_transaction_s * 1e6:
         return
@@ -181,5 +181,5 @@ def judge_stuck(row: Stuck, limits: Limits) -> Iterator[Finding]:
 
 PROBES = (
     Probe(("open_transaction",), ("exchanges", "partitions", "transactions"), left_open, Open, judge_open),
-    Probe(("stuck_stable_offset",), ("partitions",), stuck, Stuck, judge_stuck),
+    Probe(("stuck_stable_offset",), ("partitions",), stuck, StuckOffset, judge_stuck),
 )

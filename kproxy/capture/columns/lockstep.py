@@ -181,7 +181,7 @@ class _Reading:
             order = np.argsort(who, kind="stable")
             order = order[fine[who[order]]]
         columns = {
-            name: np.concatenate([self._column(name, rows, said) for rows, said in self._rows])[order]
+            name: np.concatenate([self._column(name, rows, values) for rows, values in self._rows])[order]
             for name in (*_TEXTS, *_NUMBERS)
         }
         row, batches = np.zeros(0, np.int64), np.zeros(0, _HEADER)
@@ -207,8 +207,8 @@ class _Reading:
         )
 
     @staticmethod
-    def _column(name: str, rows: np.ndarray, said: dict[str, np.ndarray]) -> np.ndarray:
-        column = said.get(name)
+    def _column(name: str, rows: np.ndarray, values_by_name: dict[str, np.ndarray]) -> np.ndarray:
+        column = values_by_name.get(name)
         if column is not None:
             return column
         blank = getattr(BLANK, name)

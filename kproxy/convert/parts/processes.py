@@ -144,8 +144,8 @@ def read_deferred(job: Job, work: Path, prefix: str, connections: Connections, s
     """Read the deferred packets of connections, and join their excerpts. Raises Unsplittable."""
     sorted_by = sorters(job, work, prefix)
     deferred = Deferred(job, lambda table, rows: sorted_by[table.name].add(rows))
-    for said, runs in connections:
-        deferred.begin(said)
+    for of_connection, runs in connections:
+        deferred.begin(of_connection)
         for run in runs:
             places = np.fromfile(run.path, PLACE, run.count, offset=run.start * PLACE.itemsize)
             deferred.take(run.part, run.phase, run.file, places)
@@ -246,20 +246,20 @@ def _connections(told: Sequence[Told]) -> list[tuple[list[Excerpt], list[Run]]]:
         for pair, run in each.deferred:
             of_pairs.setdefault(pair, ([], []))[1].append(run)
     return [
-        (said, runs)
-        for pair, (said, runs) in sorted(of_pairs.items())
+        (of_connection, runs)
+        for pair, (of_connection, runs) in sorted(of_pairs.items())
         if pair not in conflicting
         and (
             runs
-            or any(excerpt.snapshot is not None or excerpt.handover is not None for excerpt in said)
-            or _is_there_twice(said)
+            or any(excerpt.snapshot is not None or excerpt.handover is not None for excerpt in of_connection)
+            or _is_there_twice(of_connection)
         )
     ]
 
 
-def _is_there_twice(said: Sequence[Excerpt]) -> bool:
+def _is_there_twice(of_connection: Sequence[Excerpt]) -> bool:
     firsts = None
-    for excerpt in said:
+    for excerpt in of_connection:
         if is_again(excerpt.begun, firsts):
             return True
         firsts = excerpt.firsts or firsts

@@ -119,7 +119,7 @@ class Ageing:
             watched.ends_at = now + patience_s
             step(relay)
         elif watched.idle_s is not None and watched.steps is _ENDING:
-            seen = relay.glance()
+            seen = relay.counts()
             received = seen.received_bytes[CLIENT]
             if received != watched.received or seen.awaits_answer:
                 watched.received = received

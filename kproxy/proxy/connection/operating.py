@@ -24,7 +24,7 @@ Json = dict[str, Any]
 
 def connection_row(relay: Relay) -> Json:
     """Return a row of /api/connections, from values that need no request to another process."""
-    info, seen = relay.info, relay.glance()
+    info, seen = relay.info, relay.counts()
     sent, received = seen.received_bytes
     software = relay.software
     return {
@@ -62,7 +62,7 @@ def requests(worker: Worker, number: int) -> list[Json] | None:
             "api": exchange.plan.api,
             "version": exchange.plan.api_version,
             "correlation_id": exchange.correlation_id,
-            "client_id": exchange.client_id or _cut(relay.glance().client_id),
+            "client_id": exchange.client_id or _cut(relay.counts().client_id),
             "bytes": exchange.request_bytes,
             "pending_s": round(max(0, now_ns - exchange.request_start) / 1e9, 6),
             "is_whole": exchange.request_end != NONE,

@@ -49,7 +49,7 @@ class Whose(NamedTuple):
     broker: tuple[str, int] | None = None  # its address
 
 
-class Heard(NamedTuple):
+class KeptExchange(NamedTuple):
     """A queued exchange with its frames."""
 
     whose: Whose
@@ -75,7 +75,7 @@ class Feed:
     """The queue of exchanges from the relays of one process to insight."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[Heard, dict[str, int]]] = deque()
+        self._waiting: deque[tuple[KeptExchange, dict[str, int]]] = deque()
         self._bytes = 0  # added by the loop only
         self._written = 0  # added by the thread only
         self._sock: socket.socket | None = None
@@ -126,7 +126,7 @@ class Feed:
                 if exchange.request_frame is None:
                     continue
                 start = exchange.response_start if exchange.response_frame is not None else 0
-                heard = Heard(
+                kept = KeptExchange(
                     whose,
                     plan.api_key,
                     plan.api_version,
@@ -136,17 +136,17 @@ class Feed:
                     exchange.request_frame,
                     exchange.response_frame,
                 )
-                put(heard, left_out)
+                put(kept, left_out)
 
         return take
 
-    def _put(self, heard: Heard, left_out: dict[str, int]) -> None:
-        size = heard.size_bytes
+    def _put(self, kept: KeptExchange, left_out: dict[str, int]) -> None:
+        size = kept.size_bytes
         if self._bytes - self._written + size > QUEUE_BYTES:
             left_out[QUEUE_FULL] = left_out.get(QUEUE_FULL, 0) + 1
             return
         self._bytes += size
-        self._waiting.append((heard, left_out))
+        self._waiting.append((kept, left_out))
         if not self._wake.is_set():
             self._wake.set()
 
@@ -187,10 +187,10 @@ class Feed:
         unsent: list[dict[str, int]] = []  # counters of the exchanges that the kernel has not taken yet
         try:
             while self._waiting:
-                heard, left_out = self._waiting.popleft()
-                sizes += heard.size_bytes
+                kept, left_out = self._waiting.popleft()
+                sizes += kept.size_bytes
                 unsent.append(left_out)
-                for part in packed(heard):
+                for part in packed(kept):
                     if len(part) < _CHUNK_BYTES:
                         small += part
                     if len(small) >= _CHUNK_BYTES or len(part) >= _CHUNK_BYTES:
@@ -211,11 +211,11 @@ class Feed:
             self._written += sizes  # no longer queued here
 
 
-def _logged(whose: Whose, exchange: Exchange, batch: Batch) -> Heard:
+def _logged(whose: Whose, exchange: Exchange, batch: Batch) -> KeptExchange:
     """Return a batch of a coordinator's log as an exchange: its topic and partition as request, the batch as answer."""
     assert batch.copy is not None
     identity = None if batch.topic_id is None else batch.topic_id.hex
-    return Heard(
+    return KeptExchange(
         whose,
         FETCH,
         exchange.plan.api_version,
@@ -227,12 +227,12 @@ def _logged(whose: Whose, exchange: Exchange, batch: Batch) -> Heard:
     )
 
 
-def packed(heard: Heard) -> Iterator[bytes]:
+def packed(kept: KeptExchange) -> Iterator[bytes]:
     """Yield one exchange as bytes of a stream, in parts."""
-    fields = pickle.dumps(tuple(heard[:-2]), pickle.HIGHEST_PROTOCOL)
-    response = heard.response
-    yield _HEAD.pack(len(fields), len(heard.request), -1 if response is None else len(response)) + fields
-    yield heard.request
+    fields = pickle.dumps(tuple(kept[:-2]), pickle.HIGHEST_PROTOCOL)
+    response = kept.response
+    yield _HEAD.pack(len(fields), len(kept.request), -1 if response is None else len(response)) + fields
+    yield kept.request
     if response is not None:
         yield response
 
@@ -243,7 +243,7 @@ class Unpacker:
     def __init__(self) -> None:
         self._data = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Heard]:
+    def feed(self, data: bytes) -> Iterator[KeptExchange]:
         """Yield the exchanges that are complete with these bytes."""
         self._data += data
         view = memoryview(self._data)
@@ -258,7 +258,7 @@ class Unpacker:
             at += fields
             answer = None if response < 0 else bytes(view[at + request : end])
             asked = bytes(view[at : at + request])
-            yield Heard(whose, api_key, api_version, number, request_end, response_start, asked, answer)
+            yield KeptExchange(whose, api_key, api_version, number, request_end, response_start, asked, answer)
             pos = end
         view.release()
         del self._data[:pos]

@@ -3,7 +3,7 @@
 Duty: lend a relay's connection to the core (`native/`) between two frames, and take it back for everything that the
 core does not do: a frame that is not plain, bytes that a side does not accept, an end, a pause, a drain, a trace. While
 it is lent, the poller calls the core's functions instead of the relay's own, and the session is stale: `relay.session`
-takes it back first, and a glance reads only its counts.
+takes it back first, and whoever asks for its counts leaves it there.
 
 A connection that came back is lent again after a number of reads, which doubles each time it comes back soon, so that
 traffic that Python must read is not slowed down by passing to and fro. Where an authorizer decides, the core asks about
@@ -25,7 +25,7 @@ from kproxy.metrics.process import Metrics
 from kproxy.protocol.programs import collecting, plain_response
 from kproxy.proxy.relay.in_flight import FEW
 from kproxy.proxy.relay.pressure import FREE_REQUESTS, Pressure
-from kproxy.proxy.relay.state import Glance, RelayState
+from kproxy.proxy.relay.state import RelayCounts, RelayState
 from kproxy.proxy.sockets.poller import Poller
 from kproxy.wire import frames
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
@@ -233,11 +233,11 @@ class Lending:
             self,
         )
 
-    def glance(self) -> Glance:
+    def counts(self) -> RelayCounts:
         """Return what the core has counted; the connection stays lent."""
-        requests, received_bytes, last, awaits_answer = self._conn.glance()
+        requests, received_bytes, last, awaits_answer = self._conn.counts()
         client_id = self._relay._session.client_id if last is None else cut_id(last[0])
-        return Glance(requests, received_bytes, client_id, awaits_answer)
+        return RelayCounts(requests, received_bytes, client_id, awaits_answer)
 
     def take_back(self) -> None:
         """Bring the state home; nothing is sent or read by that. Raises nothing: a defect closes the connection."""
@@ -350,17 +350,17 @@ class Lendable(RelayState):
         self._take_back()
         return self._session
 
-    def glance(self) -> Glance:
+    def counts(self) -> RelayCounts:
         """Return what is counted of the connection. It stays with the core if it is lent."""
         if self._lending is not None and self._lending.is_lent:
-            return self._lending.glance()
+            return self._lending.counts()
         session = self._session
         pending = session.pending
         client_id = session.client_id
         if client_id is None:
             client_id = next((one.client_id for one in pending if one.client_id is not None), None)
         awaits_answer = bool(pending) and pending[0].request_end != NONE
-        return Glance(session.requests, session.received_bytes, client_id, awaits_answer)
+        return RelayCounts(session.requests, session.received_bytes, client_id, awaits_answer)
 
     @property
     def software(self) -> tuple[str, str] | None:

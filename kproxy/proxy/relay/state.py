@@ -18,7 +18,7 @@ from kproxy.wire.events import Desync, Event
 from kproxy.wire.session import Session
 
 
-class Glance(NamedTuple):
+class RelayCounts(NamedTuple):
     """Counters and state of a connection at one moment."""
 
     requests: int
@@ -33,7 +33,7 @@ class Loan(Protocol):
     reads: int  # that Python does before it is lent
     is_lent: bool
 
-    def glance(self) -> Glance: ...
+    def counts(self) -> RelayCounts: ...
     def try_it(self) -> None: ...
     def take_back(self) -> None: ...
     def end(self) -> None: ...

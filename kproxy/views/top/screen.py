@@ -310,9 +310,9 @@ class Top(App[None]):
         if not figures.is_empty:
             state, total = figures.state, figures.head()
             ready = bool(state.get("ready"))
-            said = "draining" if state.get("draining") else "ready" if ready else "not ready"
+            status = "draining" if state.get("draining") else "ready" if ready else "not ready"
             cpu = "–" if total["cpu_share"] is None else f"{total['cpu_share']:.0%}"
-            head.append(f"  {said}", "" if ready else _BAD)
+            head.append(f"  {status}", "" if ready else _BAD)
             if self.is_paused:
                 head.append("  paused: p goes on", _NOTED)
             if self._source.restarts:

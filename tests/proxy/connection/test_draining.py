@@ -123,7 +123,7 @@ def test_kproxy_soon_stops_reading_a_client_with_many_requests_in_flight(monkeyp
     live(test())
 
 
-class Stuck:
+class StuckOffset:
     """The part of a relay that a drain calls; its requests are never answered. Counts all calls per turn."""
 
     turn = 0
@@ -137,7 +137,7 @@ class Stuck:
 
     def _ask(self, cause):
         self.causes.append(cause)
-        self.asked[Stuck.turn] = self.asked.get(Stuck.turn, 0) + 1
+        self.asked[StuckOffset.turn] = self.asked.get(StuckOffset.turn, 0) + 1
 
     def finish(self):
         self._ask("finish")
@@ -157,16 +157,16 @@ def test_connections_that_do_not_finish_are_closed_a_few_in_each_turn_of_the_loo
         loop = asyncio.get_running_loop()
 
         def tick():
-            Stuck.turn += 1
+            StuckOffset.turn += 1
             loop.call_soon(tick)
 
         tick()
-        relays = [Stuck() for _ in range(1000)]
+        relays = [StuckOffset() for _ in range(1000)]
         relays[500].closed = True
         left = relays[:500] + relays[501:]
         assert await drain(relays, 0.2, asyncio.Event(), "test") == (0, 999)
         assert all(relay.causes[-2:] == ["drain", "drain_timeout"] for relay in left) and not relays[500].causes
-        assert sum(Stuck.asked.values()) >= 2 * 999 and max(Stuck.asked.values()) <= 2 * _TURN
+        assert sum(StuckOffset.asked.values()) >= 2 * 999 and max(StuckOffset.asked.values()) <= 2 * _TURN
 
     live(test())
 

@@ -27,7 +27,7 @@ class Relay:
         for name, value in values.items():
             setattr(self, name, value)
 
-    def glance(self):
+    def counts(self):
         return SimpleNamespace(client_id=self.client_id, received_bytes=[11, 22], requests=7)
 
     def close(self, cause):

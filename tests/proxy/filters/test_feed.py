@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.proxy.filters import feed
-from kproxy.proxy.filters.feed import Feed, Heard, Unpacker, Whose, packed
+from kproxy.proxy.filters.feed import Feed, KeptExchange, Unpacker, Whose, packed
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.interest import Interest
 from kproxy.wire.kept import Kept
@@ -22,7 +22,7 @@ WHOSE = Whose("default", "10.0.0.1", 3, INFO.id, "live:default", "User:a", (INFO
 @given(st.lists(st.tuples(st.binary(max_size=300), st.none() | st.binary(max_size=300))), st.integers(0, 1 << 32))
 def test_any_split_of_the_stream_gives_the_same_exchanges(frames, seed):
     dice = random.Random(seed)
-    sent = [Heard(WHOSE, JOIN, 5, number, 7, 8, *pair) for number, pair in enumerate(frames)]
+    sent = [KeptExchange(WHOSE, JOIN, 5, number, 7, 8, *pair) for number, pair in enumerate(frames)]
     stream = b"".join(part for each in sent for part in packed(each))
     unpacker, got = Unpacker(), []
     while stream:

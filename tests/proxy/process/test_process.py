@@ -442,7 +442,7 @@ def test_signals_reach_the_third_kproxy_while_the_first_still_drains(settings):
                     kproxy.signal(signal.SIGTERM)
                     with suppress(TimeoutError):
                         await asyncio.wait_for(kproxy.process.wait(), 0.5)
-            assert kproxy.process.returncode == 0
+            assert kproxy.process.returncode == 0, kproxy.lines[since:]
             client.close()
 
     live(test(), TIMEOUT_S)

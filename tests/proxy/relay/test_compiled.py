@@ -600,7 +600,7 @@ def test_a_state_that_does_not_come_home_closes_the_connection(monkeypatch: pyte
 
 
 ASKED = request(FETCH, 12, 9, {"rackId": "r" * 200}, "c")
-SAID = response(FETCH, 12, 9, {"responses": [{"topic": "t", "partitions": [{"records": bytes(2000)}]}]})
+INSIGHT = response(FETCH, 12, 9, {"responses": [{"topic": "t", "partitions": [{"records": bytes(2000)}]}]})
 
 
 @pytest.mark.parametrize("at", [1, 11, 12, 20])
@@ -613,7 +613,7 @@ def test_a_frame_in_parts_waits_in_the_core(at: int, monkeypatch: pytest.MonkeyP
             client, broker = await here.connect()
             await produces(client, broker)
             (relay,) = here.server.relays.worker.relays.values()
-            for sender, receiver, frame in ((client, broker, ASKED), (broker, client, SAID)):
+            for sender, receiver, frame in ((client, broker, ASKED), (broker, client, INSIGHT)):
                 await sender.send(frame[:at])
                 await here.until(lambda: core.part_bytes == at)
                 await sender.send(frame[at:])
@@ -670,7 +670,7 @@ def test_parts_that_wait_come_home(room: int, monkeypatch: pytest.MonkeyPatch) -
             client, broker = await here.connect()
             await produces(client, broker)
             (relay,) = here.server.relays.worker.relays.values()
-            received = relay.glance().received_bytes
+            received = relay.counts().received_bytes
             await client.send(request(HEARTBEAT, 4, 8))
             await broker.frame()
             await client.send(ASKED[:20])
@@ -686,9 +686,9 @@ def test_parts_that_wait_come_home(room: int, monkeypatch: pytest.MonkeyPatch) -
             assert await client.frame() == response(HEARTBEAT, 4, 8)
             await client.send(ASKED[20:])
             assert await broker.frame() == ASKED
-            await broker.send(SAID[:100])
+            await broker.send(INSIGHT[:100])
             broker.end()
-            assert await client.rest() == SAID[:100]
+            assert await client.rest() == INSIGHT[:100]
             client.close()
             await here.until(lambda: not here.relays)
             assert core.part_bytes == 0
@@ -712,9 +712,9 @@ def test_a_request_in_parts_is_unanswered_if_its_connection_is_cut(
             client, broker = await here.connect()
             await produces(client, broker)
             (relay,) = here.server.relays.worker.relays.values()
-            received = sum(relay.glance().received_bytes)
+            received = sum(relay.counts().received_bytes)
             await client.send(ASKED[:20])
-            await here.until(lambda: sum(relay.glance().received_bytes) == received + 20)
+            await here.until(lambda: sum(relay.counts().received_bytes) == received + 20)
             if end == "reset":
                 client.reset()
             else:

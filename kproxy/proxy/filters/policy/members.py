@@ -50,18 +50,18 @@ def hide_in_members(version: int, frame: memoryview, sees: SeesTopic) -> Slices[
             is_consumers = frame[begin:end] == _CONSUMER
         elif is_consumers:
             begin = read_uvarint(frame, start)[1] if compact else start + 4
-            said = bytes(frame[begin:end])
-            left = (yield from _without(*_BYTES[_PATHS[index]], said, sees)) if said else said
-            if left != said:
+            data = bytes(frame[begin:end])
+            left = (yield from _without(*_BYTES[_PATHS[index]], data, sees)) if data else data
+            if left != data:
                 size = write_uvarint(len(left) + 1) if compact else len(left).to_bytes(4, "big")
                 edits.append((start, end, size + left))
     return (yield from patched_in_slices(frame, edits)) if edits else None
 
 
-def _without(message: str, arrays: tuple[str, ...], said: bytes, sees: SeesTopic) -> Slices[bytes]:
+def _without(message: str, arrays: tuple[str, ...], data: bytes, sees: SeesTopic) -> Slices[bytes]:
     """Return a member's bytes without hidden topics; b"" if they do not decode."""
     try:
-        body = yield from data_in_slices(message, said)
+        body = yield from data_in_slices(message, data)
         for array in arrays:
             if array in body:
                 seen = []
@@ -73,7 +73,7 @@ def _without(message: str, arrays: tuple[str, ...], said: bytes, sees: SeesTopic
                 body[array] = seen
         if body["userData"]:
             body["userData"] = None
-        return (yield from encoded_in_slices(message, int.from_bytes(said[:2], "big"), body))
+        return (yield from encoded_in_slices(message, int.from_bytes(data[:2], "big"), body))
     except ProtocolError:
         return b""
 

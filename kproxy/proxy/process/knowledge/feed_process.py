@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from kproxy.insight import rows
 from kproxy.insight.rows import Row
 from kproxy.proxy import log_lines
-from kproxy.proxy.filters.feed import Heard, Unpacker
+from kproxy.proxy.filters.feed import KeptExchange, Unpacker
 from kproxy.proxy.process.knowledge.known_cluster import KnownCluster
 from kproxy.proxy.sockets.channel import Channel, Handler
 
@@ -71,7 +71,7 @@ class _Process:
         self._sock = sock
         self._ended = asyncio.Event()
         self._clusters: dict[str, KnownCluster] = {}
-        self._heap: list[tuple[int, int, float, Heard]] = []
+        self._heap: list[tuple[int, int, float, KeptExchange]] = []
         self._held_bytes = 0
         self._serial = 0
         self._sources: dict[socket.socket, Unpacker] = {}
@@ -165,10 +165,10 @@ class _Process:
 
     def _push(self, unpacker: Unpacker, data: bytes) -> None:
         now = monotonic()
-        for heard in unpacker.feed(data):
+        for kept in unpacker.feed(data):
             self._serial += 1
-            self._held_bytes += heard.size_bytes
-            heappush(self._heap, (heard.at_ns, self._serial, now, heard))
+            self._held_bytes += kept.size_bytes
+            heappush(self._heap, (kept.at_ns, self._serial, now, kept))
 
     def _read(self, reads: bool) -> None:
         """Start or stop reading the streams; unread data stays in their buffers."""
@@ -200,21 +200,21 @@ class _Process:
         return at_ns + int(REORDER_S * 1e9) <= now_ns or came_s + WAIT_S <= monotonic()
 
     def _process_first(self) -> None:
-        *_, heard = heappop(self._heap)
-        self._held_bytes -= heard.size_bytes
+        *_, kept = heappop(self._heap)
+        self._held_bytes -= kept.size_bytes
         try:
-            self._process(heard)
+            self._process(kept)
         except Exception:  # a fault in one exchange must not cost all others
-            log.exception("a defect of kproxy: api=%d is not understood", heard.api_key)
-            self._cluster(heard.whose.cluster).cells.left_out["undecodable"] += 1
+            log.exception("a defect of kproxy: api=%d is not understood", kept.api_key)
+            self._cluster(kept.whose.cluster).cells.left_out["undecodable"] += 1
 
-    def _process(self, heard: Heard) -> None:
-        cluster = self._cluster(heard.whose.cluster)
-        found = cluster.hear(heard)
+    def _process(self, kept: KeptExchange) -> None:
+        cluster = self._cluster(kept.whose.cluster)
+        found = cluster.learn(kept)
         self._changed.add(cluster.name)
         if self._recorder is not None:
-            self._last_source[cluster.name] = heard.whose.source
-            self._record(heard.whose.source, found)
+            self._last_source[cluster.name] = kept.whose.source
+            self._record(kept.whose.source, found)
 
     def _record(self, source: str | None, found: Iterable[Row]) -> None:
         assert self._recorder is not None

@@ -27,7 +27,7 @@ from kproxy.insight.repeats import Repeats
 from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row
 from kproxy.metrics.groups import GroupCells, InsightCells
 from kproxy.protocol.apis import FETCH, OFFSET_COMMIT
-from kproxy.proxy.filters.feed import Heard
+from kproxy.proxy.filters.feed import KeptExchange
 
 PROTOCOLS = ("classic", "consumer", "share", "streams")
 OF_LOG = ("stored", "removed")  # events of the coordinator's log
@@ -60,25 +60,25 @@ class KnownCluster:
         self._owners: dict[str, _Owners] = {}  # by group
         self._owned_count = 0
 
-    def hear(self, heard: Heard) -> list[Row]:
+    def learn(self, kept: KeptExchange) -> list[Row]:
         """Return the rows of an exchange; none if it does not decode or repeats known content."""
-        if heard.api_key == FETCH:
-            return self._hear_log(heard)
-        if self.repeats.is_one(heard.api_key, heard.api_version, heard.request, heard.response):
+        if kept.api_key == FETCH:
+            return self._learn_log(kept)
+        if self.repeats.is_one(kept.api_key, kept.api_version, kept.request, kept.response):
             return []
-        whose = heard.whose
+        whose = kept.whose
         exchange = decode_exchange(
-            heard.api_key,
-            heard.api_version,
-            heard.request,
-            heard.response,
-            heard.request_end,
-            heard.response_start,
+            kept.api_key,
+            kept.api_version,
+            kept.request,
+            kept.response,
+            kept.request_end,
+            kept.response_start,
             cluster=self.name,
             client_address=whose.client_address,
             broker_id=whose.broker_id,
             connection=whose.connection,
-            number=heard.number,
+            number=kept.number,
             source=whose.source,
             broker=whose.broker,
             principal=whose.principal,
@@ -88,25 +88,25 @@ class KnownCluster:
             return []
         rows = self._counted(self.knowledge.feed(exchange))
         self.repeats.fed(exchange, rows, self.knowledge.topics.changes)
-        if heard.api_key == OFFSET_COMMIT:
+        if kept.api_key == OFFSET_COMMIT:
             self._look_for_split(exchange)
         group_id = exchange.request.get("groupId")
         if isinstance(group_id, str):
-            own = "classic" if heard.api_key in classic.APIS else epochs.PROTOCOLS.get(heard.api_key)
-            self._update_gauges(group_id, PROTOCOLS if own is None else (own,), heard.at_ns)
+            own = "classic" if kept.api_key in classic.APIS else epochs.PROTOCOLS.get(kept.api_key)
+            self._update_gauges(group_id, PROTOCOLS if own is None else (own,), kept.at_ns)
         self.cells.left_out["not_followed"] = sum(self.knowledge.left_out.values())
         return rows
 
-    def _hear_log(self, heard: Heard) -> list[Row]:
+    def _learn_log(self, kept: KeptExchange) -> list[Row]:
         """Return the rows of a batch of a coordinator's log; none while the name of its topic is unknown."""
-        topic, identity, partition = json.loads(heard.request)
+        topic, identity, partition = json.loads(kept.request)
         log = named(topic, None if identity is None else UUID(identity), self.knowledge.topics.names)
-        if log is None or heard.response is None:
+        if log is None or kept.response is None:
             self.knowledge.logs.unnamed()
             return []
-        whose = heard.whose
+        whose = kept.whose
         logged = Logged(
-            heard.at_ns, log, partition, heard.response, whose.broker_id, whose.connection, heard.number, whose.source
+            kept.at_ns, log, partition, kept.response, whose.broker_id, whose.connection, kept.number, whose.source
         )
         return self._counted(self.knowledge.feed_log(logged))
 

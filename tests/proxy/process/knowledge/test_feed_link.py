@@ -21,7 +21,7 @@ from kproxy.insight.groups import MAX_GROUPS as FOLLOWED
 from kproxy.metrics import Metrics
 from kproxy.metrics.groups import MAX_GROUPS, MAX_PARTITIONS, InsightCells
 from kproxy.protocol.apis import HEARTBEAT, METADATA
-from kproxy.proxy.filters.feed import QUEUE_BYTES, Feed, Heard, Whose
+from kproxy.proxy.filters.feed import QUEUE_BYTES, Feed, KeptExchange, Whose
 from kproxy.proxy.process.knowledge import feed_link
 from kproxy.proxy.process.knowledge.feed_link import GROUPS_PER_SLICE, FeedLink
 from tests.proxy.live import Wire, live, request, response
@@ -251,7 +251,7 @@ def test_a_clock_that_is_set_keeps_nothing_waiting(monkeypatch):
         body = {"generationId": 1, "leader": "m", "memberId": "m", "members": [{"memberId": "m", "metadata": b""}]}
         frames = request(JOIN, 5, 1, asked), response(JOIN, 5, 1, body)
         now_ns = time_ns() + HOUR_NS
-        feed._put(Heard(whose, JOIN, 5, 1, now_ns, now_ns, *frames), {})
+        feed._put(KeptExchange(whose, JOIN, 5, 1, now_ns, now_ns, *frames), {})
         found = []
         while not found:
             with suppress(NotNow):  # it has only begun

@@ -7,7 +7,7 @@ import pytest
 from kproxy.insight.knowledge import APIS
 from kproxy.metrics import Metrics, figures
 from kproxy.protocol.apis import METADATA
-from kproxy.proxy.filters.feed import Heard, Whose
+from kproxy.proxy.filters.feed import KeptExchange, Whose
 from kproxy.proxy.process.knowledge import known_cluster
 from kproxy.proxy.process.knowledge.known_cluster import KnownCluster
 from tests.knowledge.recorded import DATA
@@ -21,7 +21,7 @@ WHOSE = Whose("default", "10.0.0.1", 3, 1, "live:default", None)
 
 def heard(key, version, asked, answer, number=1, at_ns=10**18, correlation_id=7):
     frames = request(key, version, correlation_id, asked), response(key, version, correlation_id, answer)
-    return Heard(WHOSE, key, version, number, at_ns, at_ns + 1000, *frames)
+    return KeptExchange(WHOSE, key, version, number, at_ns, at_ns + 1000, *frames)
 
 
 def metadata(leader=1, isr=(1, 2), throttle=0, **more):
@@ -35,29 +35,29 @@ def metadata(leader=1, isr=(1, 2), throttle=0, **more):
 @pytest.mark.parametrize("version", [9, 12])
 def test_an_answer_of_metadata_that_says_the_same_is_not_decoded_again(version):
     known = KnownCluster("default")
-    assert known.hear(heard(METADATA, version, {}, metadata()))
+    assert known.learn(heard(METADATA, version, {}, metadata()))
     for number in range(5):
-        assert known.hear(heard(METADATA, version, {}, metadata(throttle=number), correlation_id=number)) == []
+        assert known.learn(heard(METADATA, version, {}, metadata(throttle=number), correlation_id=number)) == []
     assert known.repeats.count == 5
-    assert known.hear(heard(METADATA, version, {}, metadata(leader=2)))
-    assert known.hear(heard(METADATA, version, {}, metadata(leader=3, isr=(1,))))
+    assert known.learn(heard(METADATA, version, {}, metadata(leader=2)))
+    assert known.learn(heard(METADATA, version, {}, metadata(leader=3, isr=(1,))))
     assert (known.cells.changes["elected"], known.cells.shrunk) == (2, 1)
-    known.hear(heard(METADATA, version, {}, metadata(leader=2)))  # an old one: it is looked at again, and says nothing
+    known.learn(heard(METADATA, version, {}, metadata(leader=2)))  # an old one: it is looked at again, and says nothing
     assert known.repeats.count == 5
 
 
 def test_what_does_not_decode_is_counted_and_the_rest_goes_on():
     known = KnownCluster("default")
     good = heard(JOIN, 5, {"groupId": "g"}, {"errorCode": 25})
-    assert known.hear(good._replace(response=good.response[:-2])) == []
+    assert known.learn(good._replace(response=good.response[:-2])) == []
     assert known.cells.left_out["undecodable"] == 1
-    assert known.hear(good) and known.cells.groups.cells["g"].failures["join"] == 1
+    assert known.learn(good) and known.cells.groups.cells["g"].failures["join"] == 1
 
 
 def test_commits_that_fail_are_of_their_group():
     known = KnownCluster("default")
     failed = [{"name": "t", "partitions": [{"partitionIndex": 0, "errorCode": 22}]}]
-    known.hear(heard(COMMIT, 8, {"groupId": "g"}, {"topics": failed}))
+    known.learn(heard(COMMIT, 8, {"groupId": "g"}, {"topics": failed}))
     assert known.cells.groups.cells["g"].failures["commit"] == 1
     assert list(known.groups("", 10)) == []  # who commits need not be a member
 
@@ -84,18 +84,18 @@ def generation(known, number, owners, at_ns):
         asked["protocols"] = [{"name": "range", "metadata": subscription("t")}]
         answer = {"generationId": number, "protocolName": "range", "leader": leader, "memberId": member}
         answer["members"] = members if member == leader else []
-        known.hear(heard(JOIN, 5, asked, answer, at_ns=at_ns + step))
+        known.learn(heard(JOIN, 5, asked, answer, at_ns=at_ns + step))
     given = [{"memberId": member, "assignment": assignment("t", *parts)} for member, parts in owners.items()]
     for step, member in enumerate(owners):
         asked = {"groupId": "g", "memberId": member, "generationId": number}
         asked["assignments"] = given if member == leader else []
-        known.hear(heard(14, 3, asked, {"assignment": assignment("t", *owners[member])}, at_ns=at_ns + 100 + step))
+        known.learn(heard(14, 3, asked, {"assignment": assignment("t", *owners[member])}, at_ns=at_ns + 100 + step))
 
 
 def commit(known, member, partition, error):
     asked = {"groupId": "g", "memberId": member, "generationIdOrMemberEpoch": 1}
     topics = [{"name": "t", "partitions": [{"partitionIndex": partition, "errorCode": error}]}]
-    known.hear(heard(COMMIT, 8, asked, {"topics": topics}, at_ns=10**18 + 10**9))
+    known.learn(heard(COMMIT, 8, asked, {"topics": topics}, at_ns=10**18 + 10**9))
 
 
 def test_a_member_that_was_replaced_and_commits_what_another_one_owns_splits_its_group():
@@ -117,7 +117,7 @@ def test_a_member_that_was_replaced_and_commits_what_another_one_owns_splits_its
 def test_a_list_of_groups_begins_with_one_whose_id_is_empty():
     known = KnownCluster("default")
     for group_id in ("b", "", "a"):
-        known.hear(heard(JOIN, 5, {"groupId": group_id}, {"errorCode": 24}))
+        known.learn(heard(JOIN, 5, {"groupId": group_id}, {"errorCode": 24}))
     assert [each["group"] for each in known.groups(None, 2)] == ["", "a"]
     assert [each["group"] for each in known.groups("", 2)] == ["a", "b"]
 
@@ -135,7 +135,7 @@ def test_owners_are_bounded(monkeypatch):
 def test_a_group_that_went_back_to_the_classic_protocol_stands_as_that():
     known = KnownCluster("default")
     asked = {"groupId": "g", "memberId": "new", "memberEpoch": 0, "rebalanceTimeoutMs": 1000, "topicPartitions": []}
-    known.hear(heard(68, 1, asked, {"memberId": "new", "memberEpoch": 9, "heartbeatIntervalMs": 5}))
+    known.learn(heard(68, 1, asked, {"memberId": "new", "memberEpoch": 9, "heartbeatIntervalMs": 5}))
     assert known.cells.groups.cells["g"].generation == 9
     generation(known, 12, {"a": [0], "b": [1]}, 2 * 10**18)
     cells = known.cells.groups.cells["g"]
@@ -157,7 +157,7 @@ def recorded_foreign():
             if key in APIS:
                 whose = Whose("default", None, run.ports[stream.port], connection, "live:default", None)
                 sized = [bytes(4) + each for each in (asked, frame)]
-                found.append(Heard(whose, key, version, number, asked_ns, now_ns, *sized))
+                found.append(KeptExchange(whose, key, version, number, asked_ns, now_ns, *sized))
     return sorted(found, key=lambda each: each.response_start)
 
 
@@ -165,7 +165,7 @@ def test_what_kind_of_group_it_is_is_known_of_each_that_was_recorded():
     known = KnownCluster("default")
     metrics = Metrics()
     for each in recorded_foreign():
-        known.hear(each)
+        known.learn(each)
         metrics.now_ns = lambda now_ns=each.response_start: now_ns
     metrics.cluster("default").insight = lambda: known.cells
     kinds = {row[1]: tuple(row[8:]) for row in figures.group_rows(metrics, 100)}
