@@ -117,7 +117,8 @@ def test_terse_errors_of_the_jvm_are_reported_with_a_remedy():
         "stage 3.0 (TID 3) (127.0.0.1 executor driver): org.apache.spark.SparkException: Python worker exited "
         "unexpectedly (crashed). Consider setting",
     ):
-        with pytest.raises(KproxyError, match=r"^a task's process ended: was it short of memory"), _name_remedy("t", ()):
+        expected = pytest.raises(KproxyError, match=r"^a task's process ended: was it short of memory")
+        with expected, _name_remedy("t", ()):
             raise KproxyError(message)
     with pytest.raises(KproxyError, match=r"^another$"), _name_remedy("tables", ()):
         raise KproxyError("another")

@@ -69,18 +69,23 @@ def follower(fd: int, current: int) -> int:
 
 
 def _ended(current: int) -> int | None:
-    """Reap children that have ended; returns the status of the current one, or None while it runs."""
-    status = None
+    """Reap children that have ended; return the status of the current one, or None while it runs.
+
+    A kproxy that ended before its predecessor may have been reaped by that one, whose status then stands for both.
+    """
+    status: int | None = None
+    last = 1  # status of the child that was reaped last
     while True:
         try:
             pid, how = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return 1 if status is None else status
+            return last if status is None else status
         if pid == 0:
             return status
+        code = os.waitstatus_to_exitcode(how)
+        last = code if code >= 0 else 128 - code
         if pid == current:
-            code = os.waitstatus_to_exitcode(how)
-            status = code if code >= 0 else 128 - code
+            status = last
 
 
 def _caught(wake: int) -> bytes:

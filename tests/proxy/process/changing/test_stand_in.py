@@ -24,3 +24,25 @@ os.execv(command[0], command)
 def test_a_signal_that_came_before_it_ran_reaches_the_follower():
     done = subprocess.run([sys.executable, "-c", FIRST], timeout=60, check=False)
     assert done.returncode == 7
+
+
+# The second kproxy ends with status 7 after it has reaped the third, the current one.
+REAPED = """
+import inspect, os, subprocess, sys
+from kproxy.proxy.process.changing import stand_in
+
+second = subprocess.Popen(
+    [sys.executable, "-c", "import subprocess, sys; third = subprocess.Popen(['true']); third.wait(); "
+     "print(third.pid); sys.exit(7)"], stdout=subprocess.PIPE)
+third = int(second.stdout.read())
+ours, theirs = os.pipe()
+os.set_inheritable(ours, True)
+command = stand_in.command(inspect.getsource(stand_in), third, ours)
+os.execv(command[0], command)
+"""
+
+
+def test_a_kproxy_that_its_predecessor_reaped_ends_with_the_status_of_that():
+    """The third ended first, and the second reaped it: the first one knew no status of it, and ended with 1."""
+    done = subprocess.run([sys.executable, "-c", REAPED], timeout=60, check=False)
+    assert done.returncode == 7
