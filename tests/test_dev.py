@@ -3,6 +3,7 @@
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -69,11 +70,25 @@ def test_each_command_explains_itself_and_sets_nothing_up(project):
         (("lint", "kproxy"), "lint takes --fix alone: kproxy"),
         (("test", "wire"), "there is no test in wire"),
         (("test", "-x", "tests/wire/test_none.py::test_it"), "there is no test in tests/wire/test_none.py"),
+        (("test", "all", "--shard", "7/6"), "--shard 7/6: I/N is needed, I from 1 to N"),
+        (("test", "all", "--shard=0/2"), "--shard 0/2: I/N is needed, I from 1 to N"),
+        (("test", "--shard"), "--shard : I/N is needed, I from 1 to N"),
+        (("test", "all", "--shards", "1/6"), "there is no option --shards"),
+        (("test", "--ring", "3"), "--ring 3: tests are of ring 1 or 2"),
     ],
 )
 def test_an_argument_that_means_nothing_is_refused_before_anything_is_done(project, arguments, said):
     done = subprocess.run([project / "dev", *arguments], capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith(f"dev: {said}\n") and done.stdout == ""
+
+
+@pytest.mark.parametrize("path", ["wire", "kproxy/wire", "./kproxy/wire/session.py", "wire/test_session.py::test_it"])
+def test_the_tests_that_were_meant_are_named(project, path):
+    (project / "tests/wire").mkdir()
+    (project / "tests/wire/test_session.py").touch()
+    done = subprocess.run([project / "dev", "test", path], capture_output=True, text=True)
+    meant = "tests/wire/test_session.py" if "session" in path else "tests/wire"
+    assert done.returncode == 1 and done.stderr.endswith(f"     did you mean: ./dev test {meant}\n")
 
 
 def test_what_is_set_up_and_run_for_arguments_of_test(project):
@@ -133,6 +148,31 @@ def test_a_step_of_the_setup_ends_with_it(project):
         setup.terminate()
         assert says.read() == "", "it has ended"
     assert setup.communicate(timeout=60) == ("", "") and setup.returncode == 1
+
+
+@pytest.mark.parametrize("ends_by", ["SIGINT", "SIGTERM", "a step that fails"])
+def test_a_background_step_of_the_setup_ends_with_it(project, ends_by):
+    """Installing Python packages went on after SIGTERM, and after Debian's could not be installed."""
+    first = "command=${1:-help}\n"
+    before, _, after = (project / "dev").read_text().partition(first)
+    stubs = 'for each in venv java_17 debian core_if_cargo kafka; do eval "$each() { :; }"; done\n'
+    stubs += "python_packages() { quietly .venv/bin/kproxy; }\n"
+    stubs += 'kafka_jars() { read -r go; [ "$go" = wait ] || fail "no jars" "none"; }\n'
+    (project / "dev").write_text(before + stubs + first + after)
+    os.mkfifo(project / "says")
+    (project / ".venv/bin/kproxy").write_text("#!/bin/sh\nexec 3>says\necho started >&3\nexec tail -f /dev/null\n")
+    pipe = subprocess.PIPE
+    setup = subprocess.Popen([project / "dev", "test"], stdin=pipe, stderr=pipe, text=True, start_new_session=True)
+    with (project / "says").open() as says:
+        assert says.readline() == "started\n"
+        setup.stdin.write("fail\n" if ends_by == "a step that fails" else "wait\n")
+        setup.stdin.flush()
+        if ends_by == "SIGINT":
+            os.killpg(setup.pid, signal.SIGINT)
+        elif ends_by == "SIGTERM":
+            setup.terminate()
+        assert says.read() == "", "it has ended"
+    assert setup.wait(60) != 0
 
 
 @pytest.mark.parametrize("passes", [True, False])
