@@ -2,6 +2,10 @@
 
 import ast
 
+import click
+import pytest
+
+from tests.mutants.__main__ import sample
 from tests.mutants.mutate import count, mutants
 
 MODULE = '''"""Its duty: 1 < 2."""
@@ -43,3 +47,24 @@ def test_each_is_one_change_of_what_is_computed():
     for source in sources:
         changed = [pair for pair in zip(before.splitlines(), source.splitlines(), strict=True) if pair[0] != pair[1]]
         assert len(changed) == 1, changed
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("kproxy/none.py", "HEAD has no module or folder kproxy/none.py in kproxy/"),
+        ("README.md", "HEAD has no module or folder README.md in kproxy/"),
+        ("kproxy/notes.md", "HEAD has no module or folder kproxy/notes.md in kproxy/"),
+        ("tests", "HEAD has no module or folder tests in kproxy/"),
+        ("kproxy/../tests", "HEAD has no module or folder kproxy/../tests in kproxy/"),
+        ("kproxy/__init__.py", "kproxy/__init__.py has no operator, bound or constant to change"),
+    ],
+)
+def test_a_path_without_mutants_is_refused(tmp_path, path, said):
+    for folder in ("kproxy", "tests"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "README.md").touch()
+    (tmp_path / "kproxy/notes.md").touch()
+    with pytest.raises(click.UsageError, match=said):
+        sample(1, 1, path, tmp_path)
