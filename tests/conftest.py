@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.mark import _parse_expression
 from hypothesis import settings
 
 for name in [*os.environ]:
@@ -52,6 +53,8 @@ class NamesFailuresAtOnce:
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
+        _parse_expression(config.option.keyword, "-k takes words joined by `and`, `or`, `not`")  # workers would crash
+        _parse_expression(config.option.markexpr, "-m takes marks joined by `and`, `or`, `not`")
         config.pluginmanager.register(NamesFailuresAtOnce(config))
     if core := config.getoption("core"):
         os.environ["KPROXY_CORE"] = core
@@ -190,16 +193,22 @@ def _is_in_ring_2(item: pytest.Item, cases: Counter[str]) -> bool:
     return any(place == path or place.startswith(f"{path}/") for path in RING_2)
 
 
-def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # below pytest's own summary: the last lines of a run
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> Iterator[None]:
     """How to run each failure alone, or that nothing ran; and the tests that were run again, only ring 2 does.
 
     Of these each is listed with what it failed of the first time.
     """
+    yield
     stats = terminalreporter.stats
     if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
         ring = config.getoption("ring")
         which = f" of ring {ring}; `./dev test all` and `./dev test PATH` look in both" if ring else ""
         terminalreporter.write_line(f"none was chosen by: {shlex.join(config.invocation_params.args)}{which}")
+    if exitstatus in (pytest.ExitCode.NO_TESTS_COLLECTED, pytest.ExitCode.USAGE_ERROR):
+        files = {name.partition("::")[0] for name in config.args if "::" in name}
+        for file in sorted(file for file in files if (config.rootpath / file).is_file()):
+            terminalreporter.write_line(f"its tests: ./dev test {shlex.quote(file)} --collect-only")
     failed = {report.nodeid for outcome in ("failed", "error") for report in stats.get(outcome, ())}
     first: dict[str, Any] = {}
     for report in stats.get("rerun", ()):

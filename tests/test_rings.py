@@ -1,5 +1,6 @@
 """The rings and shards of tests/conftest.py: each test is in one ring, and each of ring 2 in one shard."""
 
+import os
 import subprocess
 import sys
 from argparse import ArgumentTypeError
@@ -80,6 +81,30 @@ def test_the_fixtures_of_all_tests_are_there(request):
     collects = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:xdist", "-p", "no:cacheprovider"]
     done = subprocess.run([*collects, *RING_2], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("-k", "a b"), "-k takes words joined by `and`, `or`, `not`: a b: at column 3: "),
+        (("-m", "ring2 sampled"), "-m takes marks joined by `and`, `or`, `not`: ring2 sampled: at column 7: "),
+        (("test_it.py::test_other",), "its tests: ./dev test test_it.py --collect-only\n"),
+        (("test_it.py::test_other", "-n", "1"), "its tests: ./dev test test_it.py --collect-only\n"),
+        (("test_it.py::test_it", "-rf"), "alone: ./dev test 'test_it.py::test_it[a b[c]]'\n"),
+    ],
+)
+def test_a_run_says_how_to_run_what_was_meant(tmp_path, arguments, said):
+    """With workers, `-k "a b"` was an internal error of pytest; the lines `alone` stood above its summary."""
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n")
+    test = "import pytest\n@pytest.mark.parametrize('a', ['a b[c]'])\ndef test_it(a): assert a == 1\n"
+    (tmp_path / "test_it.py").write_text(test)
+    runs = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = -q\n")
+    done = subprocess.run(runs, cwd=tmp_path, capture_output=True, text=True, timeout=240, env=environment)
+    assert done.returncode != 0 and said in done.stdout + done.stderr
+    if "FAILED" in done.stdout:
+        assert done.stdout.index("FAILED") < done.stdout.index("alone")
 
 
 def test_a_fixture_that_is_not_there_is_named_by_who_collects(tmp_path):
