@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.proxy.log_lines import JSON, MAX_WAITING, LineHandler, field_names
+from kproxy.proxy.log_lines import _OURS, JSON, MAX_WAITING, LineHandler, field_names
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -79,7 +79,7 @@ def logger_to(handler):
 
 def test_as_json_a_line_is_an_object_with_its_fields_beside_the_message():
     reader, writer = os.pipe()
-    handler = LineHandler(writer, JSON)
+    handler = LineHandler(writer, JSON, worker=0)
     log = logger_to(handler)
     log.warning(
         "unreachable cluster=%s broker=%s took_s=%.1f of %d: 100%% %s", "east", 7, 1.25, 3, "name\n=%s\x1b[2J é"
@@ -96,12 +96,14 @@ def test_as_json_a_line_is_an_object_with_its_fields_beside_the_message():
     assert line == {
         "level": "warning",
         "logger": "kproxy.x",
+        "worker": 0,
         "message": "unreachable cluster=east broker=7 took_s=1.2 of 3: 100% name\n=%s\x1b[2J é",
         "cluster": "east",
         "broker": 7,
         "took_s": 1.25,
     }
-    assert set(plain) == {"time", "level", "logger", "message"}
+    assert set(plain) == {"time", "level", "logger", "worker", "message"}
+    assert set(plain) <= _OURS, "no field of a message replaces a key of all lines"
     assert null["at"] is None and null["message"] == "an argument % of no field, but at=None"
     assert forged["level"] == "error"
     assert broken["client"] == "10.0.0.1:1" and broken["exception"].endswith("ValueError: why")
@@ -140,4 +142,5 @@ def test_every_field_of_the_package_is_documented():
     rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
     documented = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
     used = {name for _, text in formats() for name in field_names(text) if name is not None}
+    used |= _OURS
     assert used - documented == set(), "docs/logs.md names every field of a log line"
