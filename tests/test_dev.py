@@ -110,6 +110,9 @@ def test_what_is_set_up_and_run_for_arguments_of_test(project):
         ("tests/test_wire.py::test[a::b]", "few -m pytest tests/test_wire.py::test[a::b]"),
         ("tests/test_page.py", "all -m pytest -n 3 tests/test_page.py"),
         ("tests", "all -m pytest -n 3 tests"),
+        ("--ring 2", "all -m pytest -n 3 --ring 1 --ring 2"),
+        ("tests/test_wire.py --ring=2", "few -m pytest -n 3 tests/test_wire.py --ring=2"),
+        ("tests/test_page.py tests/test_wire.py", "all -m pytest -n 3 tests/test_page.py tests/test_wire.py"),
         ("all", "all -m pytest -n 3"),
         ("all --shard 2/6", "all -m pytest -n 3 --ring 2 --reruns 2 --shard 2/6"),
     ):
