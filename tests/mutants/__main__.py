@@ -144,4 +144,4 @@ def main(count: int, seed: int, module: str | None, ring_2: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(prog_name="./dev mutants")
