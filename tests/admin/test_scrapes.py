@@ -109,3 +109,18 @@ def test_a_client_that_leaves_does_not_affect_others_and_a_failure_affects_one_s
         failing.stop()
 
     asyncio.run(main())
+
+
+def test_after_the_end_no_scrape_begins_and_its_thread_ends():
+    rendering = Rendering()
+
+    async def main():
+        scrapes = rendering.scrapes()
+        rendering.released.release(2)
+        await scrapes.rendered("")
+        scrapes.stop()
+        with pytest.raises(RuntimeError, match="shutdown"):
+            await scrapes.rendered("")
+
+    asyncio.run(main())
+    assert rendering.asked == [""]

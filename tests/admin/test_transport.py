@@ -116,6 +116,45 @@ def test_one_connection_reads_in_a_turn_of_the_loop():
     assert read == ["a", "b", "d", "c"]
 
 
+def test_bytes_of_tls_itself_that_did_not_fit_are_sent_once_there_is_room():
+    """For example the answer to a new key: nothing else may ever be sent that would take it along."""
+    sent, writers = [], []
+
+    class Sock:
+        tls = on_leftover = on_blocked = None
+        held_bytes = 9
+
+        def getpeername(self):
+            return ("10.0.0.7", 40000)
+
+        def getsockname(self):
+            return ("10.0.0.1", 9600)
+
+        def send(self, data):
+            sent.append(bytes(data))
+
+    class Loop:
+        def add_reader(self, *_):
+            pass
+
+        def call_soon(self, *_):
+            pass
+
+        def add_writer(self, _, has_room):
+            writers.append(has_room)
+
+        def remove_writer(self, _):
+            writers.clear()
+
+    sock = Sock()
+    TlsTransport(Loop(), sock, asyncio.Protocol(), None, Readers())
+    sock.on_blocked()
+    assert not sent
+    (has_room,) = writers
+    has_room()
+    assert sent == [b""] and not writers
+
+
 def test_many_requests_in_small_records_are_answered_in_order(authority):
     async def main():
         async with serving(authority) as (admin, trusted):

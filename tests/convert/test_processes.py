@@ -22,6 +22,8 @@ from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.convert.workers import Workers
 from kproxy.errors import KproxyError
+from kproxy.tables import writer
+from kproxy.tables.dataset import refuse_unfinished
 from kproxy.tables.records import chosen
 from kproxy.tables.schema import TABLES
 from tests import captures
@@ -344,3 +346,25 @@ def test_a_capture_without_kafka_is_reported(tmp_path):
         result = CliRunner().invoke(cli, ["convert", str(captures.capture(name)), "--out", str(tmp_path / name)])
         assert words in result.stdout
         assert not rows(tmp_path / name, "exchanges", f"{name}.pcap")
+
+
+def test_a_run_that_ends_amid_its_publication_is_refused_by_questions_and_finished_by_the_next_run(
+    tmp_path, monkeypatch
+):
+    def ends(self, publication):
+        raise KeyboardInterrupt
+
+    def run():
+        return convert([captures.capture("k41_midstream")], tmp_path, Settings(), processes=1)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(writer.Dataset, "_move", ends)
+        run()
+    assert not (tmp_path / "exchanges").exists()
+    with pytest.raises(KproxyError, match="start it again, which first finishes what was begun"):
+        refuse_unfinished(tmp_path)
+    dataset = writer.Dataset(tmp_path)
+    dataset.begin("convert")  # as the next run does
+    dataset.abandon()
+    refuse_unfinished(tmp_path)
+    assert rows(tmp_path, "exchanges", "k41_midstream.pcap") and rows(tmp_path, "quality", "k41_midstream.pcap")

@@ -89,3 +89,16 @@ def test_points_that_are_too_many_are_thinned_to_an_eighth_of_their_age():
         if second * S - naive[-1] >= max(MIN_SPACING_NS, (now_ns - second * S) // 8):
             naive.append(second * S)
     assert times == naive[-MAX_POINTS:]
+
+
+def test_if_no_point_is_too_close_the_newest_ones_stay():
+    """After weeks: a log whose newest points were dropped would never learn the age of new records."""
+    ages_ns = [0]
+    while len(ages_ns) < MAX_POINTS + 3:
+        ages_ns.append(ages_ns[-1] + max(MIN_SPACING_NS, ages_ns[-1] // 8))
+    now_ns = ages_ns[-1]
+    times = [now_ns - age_ns for age_ns in reversed(ages_ns)]
+    marks = Marks()
+    for offset, time_ns in enumerate(times):
+        marks.add(offset, time_ns, now_ns)
+    assert marks.points() == [*enumerate(times)][-MAX_POINTS:]

@@ -1,6 +1,7 @@
 """Every series of /metrics is in a push, with its type, its labels and its value."""
 
 from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+from opentelemetry.sdk.metrics.export import Gauge, Histogram, Sum
 
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
@@ -29,3 +30,15 @@ def test_every_series_is_in_a_push_as_it_is_exposed():
     assert taken.resource == resource
     units = {metric.unit for metric in taken.pushes[0].resource_metrics[0].scope_metrics[0].metrics}
     assert units == {""}  # a receiver would put another one behind the name
+
+
+def test_counters_and_histograms_began_when_counting_began():
+    """A receiver takes a later start for a reset, and would count everything once more."""
+    pushed = metrics_data(registry_of(busy_metrics()).collect(), {}, STARTED_NS, NOW_NS)
+    kinds = set()
+    for metric in pushed.resource_metrics[0].scope_metrics[0].metrics:
+        kinds.add(kind := type(metric.data))
+        started = {point.start_time_unix_nano for point in metric.data.data_points}
+        assert started == {None if kind is Gauge else STARTED_NS}, metric.name
+        assert {point.time_unix_nano for point in metric.data.data_points} == {NOW_NS}
+    assert kinds == {Gauge, Histogram, Sum}

@@ -9,7 +9,7 @@ from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
 from kproxy.metrics.published import Published
 from kproxy.metrics.shared import Shared
-from kproxy.metrics.slow import FLOOR_NS, KEPT, PER_SECOND, Slow
+from kproxy.metrics.slow import FLOOR_NS, KEPT, PER_SECOND, Slow, merged
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import ANSWERED, NONE, Exchange
 from kproxy.wire.interest import Interest
@@ -151,3 +151,12 @@ def test_the_threshold_doubles_when_more_than_so_many_come_in_one_second():
         assert metrics.slow.threshold_ns == FLOOR_NS
         connection.events([exchange(PRODUCE, 50 * MS, START + last_ns)])
         assert metrics.slow.threshold_ns == times * FLOOR_NS and len(metrics.slow.rows) == PER_SECOND + 1
+
+
+def test_of_too_many_rows_of_several_processes_the_latest_stay():
+    metrics = Metrics()
+    connected(metrics).events([exchange(PRODUCE, 40 * MS)])
+    (row,) = metrics.slow.rows
+    times = [START + number for number in range(KEPT + 7)]
+    processes = [[row._replace(at_ns=at_ns, broker=str(one)) for at_ns in times[one::2]] for one in range(2)]
+    assert [each.at_ns for each in merged(processes).rows] == times[-KEPT:]

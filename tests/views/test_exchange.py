@@ -7,8 +7,10 @@ from click.testing import CliRunner
 
 import kproxy
 from kproxy.cli import cli
-from kproxy.convert.frames import frames_of
+from kproxy.convert.frames import Frames, frames_of
 from kproxy.views import exchange
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import NONE
 from tests import captures
 
 
@@ -57,3 +59,16 @@ def test_bytes_missing_from_the_capture_are_named(capsys):
     assert "response: cannot be decoded: " in shown
     said = exchange.as_json(replace(found, response=None, request=b""), show_secrets=False)
     assert "cannot be decoded" in said["request"]["error"] and "does not hold" in said["response"]["error"]
+
+
+def test_the_line_of_times_names_each_part_of_the_wait():
+    """Times in turn: request's first and last byte, answer's first and last byte."""
+    info = ConnectionInfo("demo", "a.pcap", "10.0.0.7", 5000, "10.0.0.1", 9092, 1, 0)
+    start = 1_700_000_000 * 10**9
+    times = (start, start + 3_000_000, start + 23_000_000, start + 123_000_000)
+    found = Frames(info, 0, 0, 9, "answered", 7, *times, 100, 50)
+    assert exchange._when(found) == (
+        "2023-11-14 22:13:20.000000 UTC, sent in 3.00 ms, first byte of the answer after 20.0 ms, received in 100 ms"
+    )
+    unanswered = replace(found, outcome="unanswered", request_end=start, response_start=NONE, response_end=NONE)
+    assert exchange._when(unanswered) == "2023-11-14 22:13:20.000000 UTC, unanswered"

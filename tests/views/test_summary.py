@@ -16,7 +16,7 @@ from kproxy.convert.processes import convert
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.protocol.apis import HEARTBEAT
 from kproxy.views import answers, units
-from kproxy.views.summary import NOTHING_READ, show, verdict
+from kproxy.views.summary import NOTHING_READ, lacking, show, verdict
 from tests import captures
 from tests.capture import packet
 from tests.capture.test_flows import Wire
@@ -301,3 +301,9 @@ def test_another_protocol_on_a_named_kafka_port_is_reported(tmp_path, opens):
 )
 def test_how_far_tables_can_be_trusted(kinds, words):
     assert words in verdict(quality(*kinds))
+
+
+def test_answers_lack_nothing_because_connections_were_open_before_the_capture():
+    open_before = {"packets": 9, "kafka": 2, "midstream": 2, "resync": 1}
+    assert lacking(open_before) == []
+    assert lacking(open_before | {"gap": 1}) == ["there are holes"]

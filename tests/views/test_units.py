@@ -30,7 +30,19 @@ def test_durations_have_three_digits(nanoseconds, text):
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0"), (999, "999 B"), (999.6, "1.00 kB"), (2_279_012, "2.28 MB"), (3e9, "3.00 GB"), (4.5e15, "4,500 TB")],
+    [
+        (0, "0"),
+        (999, "999 B"),
+        (999.6, "1.00 kB"),
+        (999_400, "999 kB"),
+        (999_600, "1.00 MB"),
+        (2_279_012, "2.28 MB"),
+        (999_400_000, "999 MB"),
+        (999_600_000, "1.00 GB"),
+        (3e9, "3.00 GB"),
+        (999.6e9, "1.00 TB"),
+        (4.5e15, "4,500 TB"),
+    ],
 )
 def test_sizes_have_three_digits(count, text):
     assert units.size(count) == text

@@ -383,3 +383,26 @@ def test_a_folder_that_was_removed_is_made_again(tmp_path):
             assert Path((await done(http, "/api/dump"))["folder"]).parent == folder
 
     live(test(), 60)
+
+
+@pytest.mark.parametrize("memory", ["header_memory", "frame_memory"])
+def test_a_memory_counts_as_full_once_more_than_half_of_it_is_used(tmp_path, monkeypatch, memory):
+    """A dump names only a full memory as too small: the other one has dropped nothing."""
+    limit_bytes = getattr(settings := Flight(folder=tmp_path), memory)
+    monkeypatch.setattr(sending, "send", lambda *_, **__: {"exchanges": 0, "frames": 0})
+
+    async def test():
+        for held_bytes in (limit_bytes // 2, limit_bytes // 2 + 1):
+            recorder = FlightRecorder(settings, {}, Metrics(), None)
+            held = {"header_memory": 0, "frame_memory": 0, memory: held_bytes}
+            headers = SimpleNamespace(taken=lambda: ([], []), held_bytes=held["header_memory"])
+            monkeypatch.setattr(recorder, "_headers", headers)
+            monkeypatch.setattr(recorder, "_frames", SimpleNamespace(chunks=(), held_bytes=held["frame_memory"]))
+            assert recorder.ask("20200101T000000.000Z-asked")
+            await recorder.stop()
+            result = recorder.result("20200101T000000.000Z-asked")
+            is_full = held_bytes > limit_bytes // 2
+            assert result["tables_full"] == (is_full and memory == "header_memory")
+            assert result["frames_full"] == (is_full and memory == "frame_memory")
+
+    live(test())

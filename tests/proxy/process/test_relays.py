@@ -4,13 +4,16 @@ import asyncio
 import socket
 from contextlib import suppress
 from ipaddress import ip_network
+from types import SimpleNamespace
 
 import pytest
 
 from kproxy.errors import ConfigError
 from kproxy.protocol.apis import PRODUCE
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.process import relays as of_process
 from kproxy.proxy.process.changing.changes import Changes
+from kproxy.proxy.process.relays import Relays
 from kproxy.proxy.relay.compiled import CHOICE
 from tests.native import lend_at_once, needs_core
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live
@@ -139,5 +142,37 @@ def test_a_failed_reload_that_adds_a_cluster_back_leaves_the_counters_of_its_con
             with socket.create_server((HOST, config.clusters[0].listen.port)), pytest.raises(ConfigError):
                 relays.replace_clusters(config, Changes(added=(name,)))
             assert not clusters
+
+    live(test(), 20)
+
+
+@pytest.mark.parametrize(
+    ("after", "limit"), [(0, 1000), (0, 50), (0, 51), (0, 7), (70, 50), (119, 9), (120, 9), (5, 0)]
+)
+def test_rows_of_connections_come_in_slices_after_a_number_up_to_a_limit(monkeypatch, after, limit):
+    monkeypatch.setattr(of_process, "connection_row", lambda relay: {"number": relay.number})
+    of_numbers = {number: SimpleNamespace(number=number, closed=number == 3) for number in range(120, 0, -1)}
+    here = SimpleNamespace(worker=SimpleNamespace(relays=of_numbers))
+    slices = [[row["number"] for row in rows] for rows in Relays.connection_rows(here, after, limit)]
+    asked = range(after + 1, min(after + limit, 120) + 1)
+    assert [number for numbers in slices for number in numbers] == [number for number in asked if number != 3]
+    assert all(len(numbers) <= 50 for numbers in slices), "the loop serves clients between two slices"
+
+
+def test_a_failed_reload_keeps_no_copy_of_a_listening_socket():
+    """With a copy left, the port of a cluster that is removed later would go on accepting clients, for nobody."""
+
+    async def test():
+        async with kproxy() as here:
+            relays, (proxy,) = here.server.relays, here.server.clusters
+            config, name = relays.config, proxy.cluster.name
+            with socket.create_server((HOST, 0)) as taken:
+                listen = Address(HOST, taken.getsockname()[1])
+                moved = config.model_copy(update={"clusters": (proxy.cluster.model_copy(update={"listen": listen}),)})
+                with pytest.raises(ConfigError):
+                    relays.replace_clusters(moved, Changes(changed={name: ("listen",)}))
+            assert len(relays.worker.gate.given) == 0
+            assert relays.config is config and here.server.clusters == [proxy]
+            await here.connect()
 
     live(test(), 20)
