@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from kproxy.metrics import Metrics
 from kproxy.metrics.collector import registry_of
 from kproxy.metrics.exposition import render
+from kproxy.metrics.folding import fold_broker
 from kproxy.metrics.log_end import Log
 from kproxy.metrics.named import EXPIRY_NS, MAX_CLIENTS, MAX_TOPICS, TopicCells
 from kproxy.metrics.offsets import Position
@@ -18,6 +19,7 @@ from kproxy.metrics.published import CLIENT, COMMITTED, FETCHING, LOG, NAMES, PR
 from kproxy.metrics.shared import Shared, _clients, _last_removed, _later, _pushes, _Shown
 from kproxy.metrics.telemetry import GAUGE, PushingClient, Series
 from kproxy.metrics.tls import TlsSide
+from kproxy.metrics.upstream import ClusterState, UpstreamCells
 from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.events import ClientNamed
 from tests.metrics.test_lag import NOW_MS, Cluster, batch
@@ -500,3 +502,22 @@ def test_topic_names_of_all_workers_are_merged():
     assert shared._latest[NAMES, "other"] == {first: "x"}
     assert shared._named("main", (third, 5)) == ("d", 5) and shared._named("main", ("t", 5)) == ("t", 5)
     assert shared._named("other", (third, 5)) == (third, 5)
+
+
+def test_a_broker_whose_counts_a_worker_adds_to_others_counts_once():
+    """The parent once kept its series too: the totals grew by what it had counted."""
+    worker, own = Metrics(), Metrics()
+    own.started_ns, own.clock_offset_ns = worker.started_ns, worker.clock_offset_ns
+    published, shared = Published(worker), Shared(own)
+    cluster = worker.cluster("default")
+    connection = worker.connection(info(), "broker-7", "7")
+    connection.events([exchange(PRODUCE, **answered_at(worker.now_ns()))])
+    connection.closed("client_closed")
+    for is_folded in (False, True):
+        if is_folded:
+            fold_broker(cluster, UpstreamCells(("other",), lambda: ClusterState(True, True, 1)), "7")
+        shared.take(1, told(published))
+        alone, seen = samples(worker), samples(shared.merged())
+        of_brokers = {name: value for name, value in alone.items() if 'broker="' in name}
+        assert len(of_brokers) > 20
+        assert {name: value for name, value in seen.items() if 'broker="' in name} == of_brokers

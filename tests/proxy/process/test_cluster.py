@@ -644,3 +644,15 @@ def test_connections_to_an_upstream_that_leads_back_to_kproxy_are_closed():
             broker.close()
 
     live(test())
+
+
+def test_the_counts_of_a_broker_whose_port_passes_on_are_added_to_other() -> None:
+    async def test() -> None:
+        async with kproxy() as here:
+            cells = here.server.metrics.cluster("default")
+            cells.broker("7", "broker-7").accepted["broker-7"] += 2
+            here.server.clusters[0]._evicted(7)
+            assert "7" not in cells.brokers
+            assert cells.brokers["other"].accepted == {"broker-other": 2}
+
+    live(test())
