@@ -178,7 +178,7 @@ class Recent:
     def note(self, index: int, segment: Segment) -> None:
         """Remember the `index`th packet in hand, whose header is not `plain`."""
         rows = self._noted.setdefault(segment[1], {})
-        row = _row(segment)
+        row = row_of(segment)
         before = rows.get(row)
         self._current = index, before
         self._noted_count += before is None
@@ -186,13 +186,13 @@ class Recent:
 
     def has(self, index: int, segment: Segment) -> bool:
         """Whether a packet shortly before the `index`th in hand is the same."""
-        key, row, at = segment[1], _row(segment), self._at(index)
+        key, row, at = segment[1], row_of(segment), self._at(index)
         return self._has(index, key, row, at, self._beside(key, row, at))
 
     def has_bytes(self, index: int, segment: Segment) -> bool:
         """Whether its bytes were there shortly before the `index`th in hand: the same packet, or segments of its run,
         cut as offload cuts them."""
-        key, row, at = segment[1], _row(segment), self._at(index)
+        key, row, at = segment[1], row_of(segment), self._at(index)
         beside = self._beside(key, row, at)
         return self._has(index, key, row, at, beside) or self._has_run(key, row, at, beside)
 
@@ -349,7 +349,7 @@ def _fits(length: int, size: int) -> bool:
     return length <= size or (size in ETHERNET_BYTES and length >= ETHERNET_BYTES.stop)
 
 
-def _row(segment: Segment) -> bytes:
+def row_of(segment: Segment) -> bytes:
     """A packet's identity without its addresses, as in `inorder.rows_of`."""
     held, key, _, _, bits, _, start, _, length = segment
     size = bits >> 12 << 2

@@ -59,6 +59,7 @@ _BUCKET_BITS = 18
 OPTION_BYTES = 12  # of the timestamp option, as all stacks write it: two NOPs before it
 # A packet's identity: TCP's header up to the window, options, payload's length, header's length, IPv4's identity.
 ROW = Struct("<16s12s4xIHH")
+OPTIONS = slice(16, 16 + OPTION_BYTES)  # of a row
 _TAIL = np.dtype([("length", "<u4"), ("size", "<u2"), ("identity", "<u2")])
 _WITHOUT_FLAGS = np.frombuffer(bytes((255, 255, 255, 255, 0, 0, 255, 255)), np.uint64)[0]  # of a row's second word
 _MIXED = np.array([pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, 10)], np.uint64)  # odd numbers
@@ -234,7 +235,7 @@ def identity_of(row: bytes) -> int:
 
 def has_timestamp(row: bytes) -> bool:
     """Whether there is a timestamp of TCP among the first options, as they are in segments and in SYNs."""
-    options = row[16 : 16 + OPTION_BYTES]
+    options = row[OPTIONS]
     return options[:4] == b"\1\1\x08\x0a" or options[:2] == b"\x08\x0a" or options[4:8] == b"\4\2\x08\x0a"
 
 

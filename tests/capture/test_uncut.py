@@ -1,0 +1,71 @@
+"""Packets that one capture cut and another one has whole, in one file, have all of their bytes."""
+
+from itertools import islice
+
+import pytest
+
+from kproxy.capture.packets import SAME_PACKET_NS
+from kproxy.capture.records import Window
+from kproxy.capture.uncut import uncut
+from tests import captures
+from tests.capture import packet
+from tests.capture.story import BEGIN_NS, Line, Story
+from tests.capture.test_flows import Seen
+
+
+def merged(path, packets):
+    """A file of two interfaces: (nanoseconds, interface, bytes, length on the wire)."""
+    blocks = [
+        packet.enhanced(data, time_ns, name=name, original=length) for time_ns, name, data, length in sorted(packets)
+    ]
+    nanoseconds = packet.option(9, b"\x09")
+    links = packet.interface(options=nanoseconds) + packet.interface(options=nanoseconds)
+    path.write_bytes(packet.section() + links + b"".join(blocks))
+    return path
+
+
+@pytest.mark.parametrize("cut_at", (54, 66))  # behind TCP's header, which cuts its options, and behind them
+@pytest.mark.parametrize("late_ns", (20_000, -20_000))
+def test_a_cut_packet_is_read_from_its_whole_copy(tmp_path, late_ns, cut_at):
+    """Of a part of a capture that is read in one piece."""
+    base = packet.records(captures.capture("k41_librdkafka").read_bytes())
+    packets = [(time_ns, data) for time_ns, data, _ in islice(base, 800)]
+    cut = [(time_ns, 0, data[:cut_at], len(data)) for time_ns, data in packets]
+    whole = [(time_ns + late_ns, 1, data, len(data)) for time_ns, data in packets]
+    (tmp_path / "whole.pcap").write_bytes(packet.pcap(packets))
+    expected, seen = Seen(tmp_path / "whole.pcap"), Seen(merged(tmp_path / "merged.pcapng", cut + whole))
+    assert seen.requests() == expected.requests()
+    assert not {"truncated", "gap", "retransmissions"} & seen.kinds().keys() - expected.kinds().keys()
+
+
+def test_each_direction_may_be_whole_on_another_interface(tmp_path):
+    story = Story()
+    Line(story, 40001).shake().ask(*range(20)).close()
+    packets = []
+    for time_ns, data, length in story.packets:
+        is_request = data[26:30] == packet.CLIENT[0]
+        packets.append((time_ns, 0, data if is_request else data[:60], length))
+        packets.append((time_ns + 20_000, 1, data[:60] if is_request else data, length))
+    seen = Seen(merged(tmp_path / "merged.pcapng", packets))
+    assert len(seen.exchanges) == 20
+    assert "truncated" not in seen.kinds()
+
+
+@pytest.mark.parametrize(
+    ("whole", "apart_ns", "is_read"),
+    [
+        (lambda frame: frame, SAME_PACKET_NS, True),
+        (lambda frame: frame, SAME_PACKET_NS + 1, False),
+        (lambda frame: packet.ethernet(b"\0\5" + frame[12:], 0x8100), 1000, True),  # copied with a VLAN tag
+        (lambda frame: frame[:70], 1000, True),  # cut too, but less
+        (lambda frame: frame[:18] + b"\x77\x77" + frame[20:], 1000, False),  # sent again, with another identity
+    ],
+)
+def test_only_another_copy_of_the_same_packet_replaces_a_cut_one(whole, apart_ns, is_read):
+    frame = Line(Story(), 40001).frame(0, bytes(40))
+    copy = whole(frame)
+    cut = (BEGIN_NS, 1, 0, 60, len(frame))
+    records = [cut, (BEGIN_NS + apart_ns, 1, 60, 60 + len(copy), len(frame))]
+    window = uncut(Window(frame[:60] + copy, 0, records))
+    assert window.records[0] == ((BEGIN_NS, *records[1][1:]) if is_read else cut)
+    assert window.records[1] == records[1]
