@@ -88,7 +88,7 @@ _GENEVE_PORT = 6081
 _GTP_PORT = 2152  # GTP-U: 3GPP TS 29.281
 _G_PDU = 0xFF
 _MPLS_PORT = 6635
-_LISP_PORT, _GUE_PORT, _TZSP_PORT = 4341, 6080, 37008
+_LISP_PORT, _GUE_PORT, _TZSP_PORT, _HP_MIRROR_PORT = 4341, 6080, 37008, 7932
 _TZSP_PADDING, _TZSP_END = 0, 1  # tags without a length
 _UNREAD_PORTS = frozenset((1701, 4500, 51820))  # of L2TP, IPsec and WireGuard
 _VXLAN_FLAG = b"\x08\0\0\0"
@@ -329,7 +329,7 @@ class Dissector:
             return self._network(0x8847, data, at + 8, end, time_ns, depth)
         if port == _GTP_PORT:
             return self._gtp(data, at + 8, end, time_ns, depth)
-        if port in (_LISP_PORT, _GUE_PORT, _TZSP_PORT):
+        if port in (_LISP_PORT, _GUE_PORT, _TZSP_PORT, _HP_MIRROR_PORT):
             kind, inner = _of_tunnel(port, data, at + 8, end)
             return self._network(kind, data, inner, end, time_ns, depth) if kind else "not_tcp"
         for either in (port, _SHORT(data, at)[0]):
@@ -551,7 +551,12 @@ def _bare_ip(data: bytes, at: int) -> int:
 
 
 def _of_tunnel(port: int, data: bytes, position: int, end: int) -> tuple[int, int]:
-    """(Ethernet type, its place) inside LISP, GUE or TZSP (as MikroTik sends copies of packets); (0, ...): none."""
+    """(Ethernet type, its place) inside LISP, GUE, or copies of packets from switches of HP or MikroTik (TZSP).
+
+    (0, ...): none.
+    """
+    if port == _HP_MIRROR_PORT:
+        return _TEB, position + 12
     if port == _TZSP_PORT:
         if data[position + 2 : position + 4] != b"\0\1":  # Ethernet
             return 0, position

@@ -2,8 +2,10 @@
 
 import ipaddress
 import random
+import re
 import subprocess
 import tracemalloc
+from pathlib import Path
 from struct import pack
 
 import pytest
@@ -208,6 +210,11 @@ LAYERS = {
     "gue": (1, ethernet(ipv4(udp(6080, b"\1\4\0\0" + bytes(4) + ipv4(SEGMENT)), protocol=17)), KEY),
     "gue without a header": (1, ethernet(ipv4(udp(6080, ipv4(SEGMENT)), protocol=17)), KEY),
     "tzsp": (1, ethernet(ipv4(udp(37008, b"\1\0\0\1\0\x0a\1\7\1" + ethernet(ipv4(SEGMENT))), protocol=17)), KEY),
+    "mirror of hp": (
+        1,
+        ethernet(ipv4(udp(7932, bytes(12) + ethernet(tag(V6, ipv6(SEGMENT)), DOT1Q)), protocol=17)),
+        KEY6,
+    ),
     "ip over infiniband": (242, bytes(40) + pack(">HH", V6, 0) + ipv6(SEGMENT), KEY6),
     "fabricpath": (1, ethernet(pack(">H", 1 << 6 | 32) + MACS + ethernet(ipv4(SEGMENT))[12:], 0x8903), KEY),
     "trill": (1, ethernet(pack(">HHH", 32, 1, 2) + MACS + ethernet(ipv4(SEGMENT))[12:], 0x22F3), KEY),
@@ -224,11 +231,15 @@ LAYERS = {
     ),
     "ipv6 mobility": (1, ethernet(ipv6(extension + SEGMENT, protocol=135), V6), KEY6),
 }
+# Link types that are not read: https://www.tcpdump.org/linktypes.html
+WLAN = (105, 119, 127, 163, 192)
+SWITCH_TAGS = (281, 282, 284, 285)
 # Layers that tshark reads only with an option, or not at all.
 DECODE_AS = {
     "vxlan on another port": "udp.port==48000,vxlan",
     "geneve on another port": "udp.port==48000,geneve",
     "vxlan, port of Linux": "udp.port==8472,vxlan",
+    "mirror of hp": "udp.port==7932,hp_erm",
 }
 NOT_BY_TSHARK = {
     "fabricpath",  # all but the last four bytes, which it takes for a frame check sequence
@@ -526,11 +537,13 @@ def _extended(count):
 @pytest.mark.parametrize(
     ("link", "data", "kind", "named"),
     [
-        (147, bytes(80), "unknown_link", "link type 147"),
+        *((link, bytes(80), "unknown_link", f"link type {link}") for link in (147, *WLAN, *SWITCH_TAGS, 247)),
         (258, pktap(105, bytes(60)), "unknown_link", "link type 105"),
         (1, ethernet(bytes(60), 0x88E5), "unread", "Ethernet type 0x88e5"),
         (1, ethernet(tag(0x88E5, bytes(60)), DOT1Q), "unread", "Ethernet type 0x88e5"),
+        (1, ethernet(bytes(60), 0xDADA), "unread", "Ethernet type 0xdada"),
         (1, ethernet(ipv4(bytes(60), protocol=50)), "unread", "IP protocol 50"),
+        (1, ethernet(ipv4(bytes(60), protocol=115)), "unread", "IP protocol 115"),
         (1, ethernet(gre(V4, ipv4(SEGMENT), 0x4000)), "unread", "GRE with source routing"),
         (1, ethernet(ipv4(bytes((51, 0)) * 400, protocol=51)), "unread", "IP protocol 51"),  # nothing but such headers
         (1, ethernet(ipv4(udp(4500, bytes(80)), protocol=17)), "unread", "UDP port 4500"),
@@ -544,6 +557,16 @@ def test_unsupported_headers_are_named(link, data, kind, named):
     (row,) = quality
     assert (row.kind, row.count, row.bytes) == (kind, 1, len(data))
     assert row.sentence.endswith(f" ({named} ×1)")
+
+
+def test_the_documentation_says_what_to_do_about_each_unsupported_header():
+    text = (Path(__file__).parents[2] / "docs/capture.md").read_text()
+    (section,) = re.findall(r"(?s)## Headers around TCP\n(.*?)\n## ", text)
+    rows = " ".join(row for row in section.splitlines() if row.startswith("| `"))
+    names = ["Ethernet type 0x88e5", "Ethernet type 0xdada", "IP protocol 50", "IP protocol 115"]
+    names += [f"UDP port {port}" for port in packets._UNREAD_PORTS]
+    names += [f"link type {link}" for link in (*WLAN, *SWITCH_TAGS, 147, 247)]
+    assert not [name for name in names if f"`{name}`" not in rows]
 
 
 def test_the_names_of_headers_are_bounded():
