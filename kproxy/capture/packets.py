@@ -234,7 +234,13 @@ class Dissector:
         addresses = data[position + 8 : position + 40]
         at = position + 40
         stop = at + payload if payload else end + self._cut  # 0: a jumbogram, or segmentation offload
-        for _ in range(_DEEPEST):
+        return self._extensions(protocol, addresses, data, at, stop, end, time_ns, depth)
+
+    def _extensions(
+        self, protocol: int, addresses: bytes, data: bytes, at: int, stop: int, end: int, time_ns: int, depth: int
+    ) -> Segment | str:
+        """The contents of IPv6's payload from `at` to `stop`, which may begin with extension headers."""
+        for _ in range(_DEEPEST + 1 - depth):
             if protocol in (_HOP_BY_HOP, _ROUTING, _DESTINATION, _MOBILITY):
                 protocol, at = data[at], at + 8 + data[at + 1] * 8
             elif protocol == _AUTH:
@@ -245,7 +251,7 @@ class Dissector:
                 name = addresses + data[at + 4 : at + 8]
                 at += 8
                 if bits & 0xFFF9:  # not an atomic fragment (RFC 6946)
-                    return self._fragment(name, inner, data, at, stop, end, bits & 0xFFF8, bits & 1, time_ns, depth)
+                    return self._fragment(name, inner, data, at, stop, end, bits & 0xFFF8, bits & 1, time_ns, depth + 1)
                 protocol = inner
             else:
                 return self._transport(protocol, addresses, data, at, stop, end, time_ns, depth)
@@ -432,10 +438,12 @@ class Dissector:
         if len(name) == 11:  # the header of the whole datagram, so that copies of it are found by its identity
             addresses = name[:8]
             whole = _BEFORE_IDENTITY + name[9:] + bytes(6) + addresses + whole
+            read = self._transport
         else:
             addresses = name[:32]
-        at = len(whole) - datagram.total
-        return self._transport(protocol, addresses, whole, at, len(whole), len(whole), time_ns, depth)
+            read = self._extensions
+        size = len(whole)
+        return read(protocol, addresses, whole, size - datagram.total, size, size, time_ns, depth)
 
     def _incomplete(self, datagram: "_Datagram") -> None:
         self._quality.note(

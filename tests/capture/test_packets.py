@@ -335,6 +335,17 @@ def six(part, offset, more):
     return ethernet(ipv6(pack(">BBHI", 6, 0, offset | more, 77) + part, protocol=44), V6)
 
 
+def test_extension_headers_of_ipv6_may_be_in_the_fragments():
+    """Those behind the fragment header belong to the datagram: RFC 8200, 4.5."""
+    dissector = packets.Dissector(Quality())
+    whole = bytes((6, 1)) + bytes(14) + SEGMENT
+    for offset, part, more in ((0, whole[:24], 1), (24, whole[24:], 0)):
+        fragment = pack(">BBHI", 60, 0, offset | more, 77) + part
+        segment, _ = dissect(1, ethernet(ipv6(fragment, protocol=44), V6), dissector)
+    held, key, *_, start, end, _ = segment
+    assert (key, held[start:end]) == (KEY6, PAYLOAD)
+
+
 @pytest.mark.parametrize(("build", "key"), ((four, KEY), (six, KEY6)))
 def test_fragments_are_reassembled_in_any_order(build, key):
     dice = random.Random(1)
