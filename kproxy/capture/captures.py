@@ -54,18 +54,26 @@ class Capture:
         return self._before + (self._bytes.consumed if self._bytes else 0)
 
     def windows(self) -> Generator[Window, None, None]:
-        for index, path in enumerate(self.paths):
-            last = index == len(self.paths) - 1
-            self._bytes = files.Bytes(path, follow=self._follow if last else None, storage=self._storage)
-            try:
-                before = self.quality.count("cut_file")
-                yield from windows_of(self._bytes, self.quality, self.secrets)
-                if self._bytes.cut and self.quality.count("cut_file") == before:
-                    self.quality.note("cut_file")  # between two records
-            finally:
-                self._bytes.close()
-            self._before += self._bytes.consumed
-            self._bytes = None
+        """Windows of all files; of a followed file also those of the files that get its name later."""
+        for path in self.paths[:-1]:
+            yield from self._windows(path, None)
+        is_replaced = bool(self.paths)
+        while is_replaced:
+            is_replaced = yield from self._windows(self.paths[-1], self._follow)
+
+    def _windows(self, path: Path | str, follow: Callable[[], bool] | None) -> Generator[Window, None, bool]:
+        """Windows of a file; returns whether another file has its name now."""
+        source = self._bytes = files.Bytes(path, follow=follow, storage=self._storage)
+        try:
+            before = self.quality.count("cut_file")
+            yield from windows_of(source, self.quality, self.secrets)
+            if source.cut and self.quality.count("cut_file") == before:
+                self.quality.note("cut_file")  # between two records
+        finally:
+            source.close()
+        self._before += source.consumed
+        self._bytes = None
+        return source.is_replaced
 
 
 def in_time(paths: Sequence[str], storage: Storage = LOCAL) -> list[str]:

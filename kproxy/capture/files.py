@@ -17,15 +17,19 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
-from kproxy.capture.storage import LOCAL, STDIN, Remote, Storage, near
+from kproxy.capture.storage import LOCAL, STDIN, Remote, Storage, local_path, near
 from kproxy.errors import CaptureError
+
+LEAST_CAPTURE = 24  # bytes: the header of a pcap file
 
 
 class _Counted(io.RawIOBase):
     """The file below a decompressor: counts what was read, and waits at the end of a file that still grows."""
 
-    def __init__(self, file: BinaryIO, head: bytes, waiting: Callable[[], bool] | None) -> None:
+    def __init__(self, file: BinaryIO, head: bytes, path: str, waiting: Callable[[], bool] | None) -> None:
         self.consumed = 0
+        self.is_replaced = False  # read to its end, and another file has its name now
+        self._path = path
         self._file = file
         # read1: the bytes in a pipe, without waiting for more
         self._read: Callable[[int], bytes] = getattr(file, "read1", file.read)
@@ -41,10 +45,12 @@ class _Counted(io.RawIOBase):
             data, self._head = self._head[:size], self._head[size:]
         else:
             data = self._read(size)
-            while not data and self._waiting is not None and self._waiting():
+            while not data and not self.is_replaced and self._waiting is not None and self._waiting():
                 if self._is_shorter():
                     raise OSError("another program has cut the file while it was followed")
+                has_successor = self._has_successor()  # asked first: its writer has finished this file then
                 data = self._read(size)
+                self.is_replaced = has_successor and not data
         self.consumed += len(data)
         return data
 
@@ -54,6 +60,16 @@ class _Counted(io.RawIOBase):
             return False
         status = os.fstat(self._file.fileno())
         return stat.S_ISREG(status.st_mode) and status.st_size < self.consumed
+
+    def _has_successor(self) -> bool:
+        """Whether another file has the name of this one, with the header of a capture, as after a rotation."""
+        if not isinstance(self._file, io.FileIO):
+            return False
+        try:
+            other = Path(local_path(self._path)).stat()
+        except OSError:  # not yet
+            return False
+        return other.st_size >= LEAST_CAPTURE and not os.path.samestat(other, os.fstat(self._file.fileno()))
 
     def mapped(self) -> mmap | None:
         if self._waiting is not None or not isinstance(self._file, io.FileIO):
@@ -133,12 +149,17 @@ class Bytes:
                 head += more
         except OSError as fault:
             raise CaptureError(self.name, f"cannot be read: {fault.strerror or fault}") from fault
-        self._counted = _Counted(file, head, follow)
+        self._counted = _Counted(file, head, self.name, follow)
         self._unpacked = _decompress(head, self._counted)
 
     @property
     def consumed(self) -> int:
         return self._counted.consumed
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether the file was followed until another one had its name."""
+        return self._counted.is_replaced
 
     def mapped(self) -> mmap | None:
         """The bytes as memory, where they lie in a plain file that does not grow."""

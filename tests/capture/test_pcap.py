@@ -255,6 +255,31 @@ def test_a_file_that_grows_is_followed(tmp_path):
     assert not list(quality)
 
 
+@pytest.mark.parametrize("begun", (0, 23))
+def test_a_file_that_is_rotated_while_it_is_followed_is_one_capture_with_its_successor(tmp_path, begun):
+    """Also what is still written to it after its name is gone, and once the new file has a header."""
+    old, new = packet.pcap(PACKETS[:5]), packet.pcap(PACKETS[5:])
+    path = written(tmp_path, old[:-30])
+
+    def turns():
+        path.rename(tmp_path / "old")
+        yield
+        path.write_bytes(new[:begun])
+        yield
+        (tmp_path / "old").write_bytes(old)
+        path.write_bytes(new[:-10])
+        yield from range(3)
+        path.write_bytes(new)
+        yield from range(3)
+
+    turn = turns()
+    quality = Quality()
+    windows = Capture([path], quality, follow=lambda: next(turn, turn) is not turn).windows()
+    times = [record[0] for window in windows for record in window.records]
+    assert times == [time_ns for time_ns, _ in PACKETS]
+    assert not list(quality)
+
+
 @given(st.integers(24, len(packet.pcap(PACKETS))))
 @settings(max_examples=60, deadline=None)
 def test_a_file_cut_anywhere_gives_the_records_before_the_cut(tmp_path_factory, upto):
