@@ -43,10 +43,15 @@ class Decoded:
 
 # ----------------------------------------------------------------------------------------------------------- the bytes
 
-_HEX = re.compile(rb"\s*(?:0x)?[0-9A-Fa-f\s:]*")
+_HEX = re.compile(rb"[0-9A-Fa-f\s:,]*")
+_PREFIXED = re.compile(rb"[0-9A-Fa-f\s:,xX\\]*")  # digits with 0x or \x before them, as in source code
+_ONE_DIGIT = re.compile(rb"(?:(?<![0-9A-Fa-f])0[xX]|\\x)([0-9A-Fa-f])(?![0-9A-Fa-f])")
+_PREFIXES = re.compile(rb"(?<![0-9A-Fa-f])0[xX]|\\x")
+_FOREIGN = re.compile(rb"[^0-9A-Fa-f\s:,xX\\]|(?<![0\\])[xX]|(?<=[0-9A-Fa-f]0)[xX]|\\(?!x)")  # in no such text
+_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _TEXT = re.compile(rb"[\t\n\r\x20-\x7e]+")
 _COMPRESSED = (b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")  # gzip, zstd, lz4
-_NOT_HEX = re.compile(rb"^\s*0x|[\s:]+")
+_NOT_HEX = re.compile(rb"[\s:,]+")
 _HEAD = Struct(">hhi")  # API key, version and correlation id of a request
 _LEAST_FRAME_BYTES = 4  # a response without a body
 _SHOWN_CHARS = 40
@@ -63,22 +68,40 @@ def contents(file: BinaryIO) -> Buffer:
 
 
 def bytes_of(given: Buffer, *, must_be_hex: bool = False) -> Buffer:
-    """Return the bytes of hexadecimal digits (blanks, colons and a leading 0x are skipped); other input unchanged.
+    """Return the bytes of hexadecimal digits; other input unchanged.
 
-    Raises Malformed for an odd number of digits, and with `must_be_hex` for any other input.
+    Blanks, line breaks, colons, commas, 0x and \\x are skipped, and a byte order mark, as PowerShell writes it. Raises
+    Malformed for an odd number of digits, and with `must_be_hex` for any other input.
     """
-    if _HEX.fullmatch(given) is None:
+    text = _without_prefixes(_without_mark(given))
+    if _HEX.fullmatch(text) is None:
         if must_be_hex:
-            text = bytes(given).decode(errors="replace")
-            place = len(_HEX.match(given)[0])  # type: ignore[index]  # it matches nothing at least
-            where = f"{_shown(text[place])} in {_shown(text)}"
+            shown = bytes(text).decode(errors="replace")
+            place = found.start() if (found := _FOREIGN.search(text)) else 0
+            where = f"{_shown(shown[place])} in {_shown(shown)}"
             raise Malformed(f"not hexadecimal: {where}; binary frames come by --file or standard input")
         return given
-    digits = _NOT_HEX.sub(b"", bytes(given))
+    digits = _NOT_HEX.sub(b"", bytes(text))
     if len(digits) % 2:
         digit = "1 hexadecimal digit" if len(digits) == 1 else f"{len(digits)} hexadecimal digits"
         raise Malformed(f"{digit}: a byte is two of them, so one is missing")
     return bytes.fromhex(digits.decode())
+
+
+def _without_mark(given: Buffer) -> Buffer:
+    """The ASCII characters of a text that begins with a byte order mark; other input unchanged."""
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if given[: len(mark)] == mark:
+            with suppress(UnicodeError):
+                return bytes(given[len(mark) :]).decode(encoding).encode("ascii")
+    return given
+
+
+def _without_prefixes(given: Buffer) -> Buffer:
+    """Hexadecimal digits without 0x and \\x, behind which one digit may stand for a byte; other input unchanged."""
+    if _HEX.fullmatch(given) is not None or _PREFIXED.fullmatch(given) is None:
+        return given
+    return _PREFIXES.sub(b"", _ONE_DIGIT.sub(rb"0\1", given))
 
 
 def count_bytes(count: int) -> str:

@@ -128,7 +128,12 @@ def test_unknown_tags_and_trailing_bytes_are_in_the_answer():
 
 
 @pytest.mark.parametrize(
-    "given_bytes", [b"0012ff00", b"0x0012FF00\n", b" 00 12:ff\n00 ", b"\x00\x12\xff\x00", b"00:12:ff:00"]
+    "given_bytes",
+    [
+        *(b"0012ff00", b"0x0012FF00\n", b" 00 12:ff\r\n00 ", b"\x00\x12\xff\x00", b"00:12:ff:00"),
+        *(b"0x00, 0x12, 0xFF, 0x00", b"0x0,0X12,0xff,0x0,\n", rb"\x00\x12\xff\x00", rb"\x0\x12\xff\x0"),
+        *("\ufeff0012ff00\r\n".encode(encoding) for encoding in ("utf-8", "utf-16-le", "utf-16-be")),
+    ],
 )
 def test_hex_in_the_forms_that_tools_print_and_binary(given_bytes):
     assert decode.bytes_of(given_bytes) == b"\x00\x12\xff\x00"
@@ -141,6 +146,13 @@ def test_invalid_hex_is_refused():
         decode.bytes_of(b"0x12 hello", must_be_hex=True)
     with pytest.raises(Malformed, match="1 hexadecimal digit: "):
         decode.bytes_of(b"0")
+    with pytest.raises(Malformed, match="not hexadecimal: 'x' in '12x34'"):
+        decode.bytes_of(b"12x34", must_be_hex=True)
+
+
+@pytest.mark.parametrize("content", (b"\xff\xfe\0\1", b"\xff\xfe\0", b"\xef\xbb\xbf\xff", b"\xfe\xff0x"))
+def test_bytes_that_begin_as_a_byte_order_mark_may_be_a_frame(content):
+    assert decode.bytes_of(content) == content
 
 
 def sized(frame):
