@@ -7,6 +7,7 @@ its correlation id: otherwise a ZooKeeper connect would pass for a Produce v0 wi
 Refuses to know connections and ports.
 """
 
+import re
 from typing import Any
 
 from kproxy.errors import ProtocolError
@@ -19,6 +20,14 @@ KAFKA, TLS, ZOOKEEPER, HTTP, NOT_KAFKA = "kafka", "tls", "zookeeper", "http", "n
 
 HEAD = 64 * 1024  # looked at of each side at most
 _OVER = 16  # bytes after a body's end that are still believed: librdkafka sends three
+# How clients of other protocols begin; none of them is a plausible size of a request.
+_FOREIGN = (
+    ("MQTT", re.compile(rb"\x10(?:[\x80-\xff]{0,3}[\0-\x7f])\0(?:\x04MQTT|\x06MQIsdp)")),
+    ("AMQP", re.compile(rb"AMQP[\0-\x03]")),
+    ("SSH", re.compile(rb"SSH-")),
+    ("PostgreSQL", re.compile(rb"\0\0\0\x08\x04\xd2\x16[\x2f\x30]")),  # a request for TLS or GSSAPI
+    ("Redis", re.compile(rb"\*[1-9][0-9]*\r\n\$")),
+)
 # https://zookeeper.apache.org/doc/current/zookeeperAdmin.html#sc_4lw
 _FOUR_LETTERS = frozenset(
     b"conf cons crst dump envi ruok srst srvr stat wchs wchc wchp mntr isro hash dirs gtmk stmk".split()
@@ -35,6 +44,8 @@ def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: str |
     kind = _other(client)
     if kind is not None:
         return kind
+    if foreign(client) is not None:
+        return NOT_KAFKA
     if trusted is not None:
         return trusted
     if len(client) < 14:
@@ -50,6 +61,11 @@ def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: str |
     if len(broker) >= 8 and broker[4:8] == client[8:12]:
         return KAFKA
     return KAFKA if len(client) >= HEAD else None
+
+
+def foreign(client: bytes | bytearray) -> str | None:
+    """The name of another protocol that the client's first bytes are of; None: it is not clear."""
+    return next((name for name, begin in _FOREIGN if begin.match(client)), None)
 
 
 def begins_request(segment: Any) -> bool:

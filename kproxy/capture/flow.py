@@ -57,6 +57,7 @@ class Flow:
         "decrypted",
         "ends",
         "first_ns",
+        "foreign",
         "heard_ns",
         "info",
         "is_answered_in_clear",
@@ -100,6 +101,7 @@ class Flow:
         self.unreachable: str | None = None  # why ICMP reports that its SYN was not delivered
         self.path_mtu: int | None = None  # the smallest that ICMP reported for a packet that was too big
         self.speaks: str | None = None
+        self.foreign: str | None = None  # the name of the protocol, if it is a known one that kproxy does not read
         self.continues = False  # a flow whose beginning another reader has; the joining code counts its flaws
         self.decrypted = False  # its protocol was found in decrypted bytes
         self.sasl_tokens = 0  # known at its end
@@ -257,6 +259,9 @@ class Flow:
             if close in UNREACHABLE:
                 kind, name = "connect_undelivered", f"{name} {close.replace('_', ' ')}"
             quality.note_named(kind, name, first, last_ns=last)
+        elif self.foreign is not None:
+            name = f"{self.foreign} at {self._server}"
+            quality.note_named("other_protocol", name, first, size=sum(self.payload_bytes), last_ns=last)
         else:
             quality.note(self.speaks or "no_data", first, size=sum(self.payload_bytes), last_ns=last)
 

@@ -31,7 +31,7 @@ _NAMED = 3  # copies, headers or servers named in a sentence
 _WITH_NAMES = frozenset(
     (
         *("unknown_link", "unread", "connect_refused", "connect_unanswered", "connect_closed_at_once"),
-        *("connect_undelivered", "tls_alert", "tls_expected", "tls_unanswered"),
+        *("other_protocol", "connect_undelivered", "tls_alert", "tls_expected", "tls_unanswered"),
     )
 )
 _DERIVED = frozenset(("same_stream", "no_times"))
@@ -89,6 +89,7 @@ KINDS = {
     "tls_unanswered": "TLS handshakes that the server did not answer, or not in TLS: a port without TLS, most often",
     "zookeeper": "ZooKeeper connections, whose operations are in the table registry",
     "http": "HTTP connections",
+    "other_protocol": "connections of other protocols",
     "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",
     "undecided": "connections whose protocol is not clear: too few bytes, or one side only",
     "no_data": "connections without a byte of payload",

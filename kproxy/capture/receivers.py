@@ -221,6 +221,8 @@ class Undecided:
             sent = (each for side, each, _ in self._deliveries if side == self._flow.client)
             first = next(sent, None)
             self._flow.lacks_beginning = not (isinstance(first, bytes) and content.begins_request(first))
+        if speaks == content.NOT_KAFKA and self._whole:
+            self._flow.foreign = content.foreign(self._heads[self._flow.client])
         receiver = self._decide(self._flow, speaks)
         self._flow.talk.receiver = receiver
         if receiver is DISCARD:

@@ -136,6 +136,11 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
             return "No Kafka in it that kproxy can read: see above which headers its packets are under."
         if quality.count("http"):
             return "No Kafka in it: its connections speak HTTP. Was the right interface, host or port captured?"
+        if quality.count("other_protocol"):
+            return (
+                "No Kafka in it: its connections are of other protocols, which `kproxy analyze quality` names. Was the "
+                "right interface, host or port captured?"
+            )
         if quality.count("not_tcp") == quality.count("packets"):
             return "No Kafka in it, and no TCP. Was the right interface captured?"
         return "No Kafka in it: no connection carried a byte. Was the right interface captured?"

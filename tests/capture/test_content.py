@@ -68,7 +68,8 @@ def test_nearly_valid_tls_records_are_not_tls(head):
 
 @pytest.mark.parametrize("trusted", (KAFKA, ZOOKEEPER))
 def test_the_configured_protocol_is_assumed_unless_bytes_contradict_it(trusted):
-    assert opening(b"SSH-", b"", trusted) == opening((9).to_bytes(4), b"", trusted) == trusted
+    assert opening(b"SSH-", b"", trusted) == NOT_KAFKA
+    assert opening(b"SMB\2", b"", trusted) == opening((9).to_bytes(4), b"", trusted) == trusted
     assert opening(b"SSH", b"", trusted) is None
     assert [opening(head, b"", trusted) for head in (b"GET ", b"\x16\3\1\2", CONNECT)] == [HTTP, TLS, ZOOKEEPER]
 

@@ -815,10 +815,31 @@ def test_a_stream_is_named_from_client_to_broker_whichever_is_captured_first(tmp
 
 def test_unrecognisable_bytes_are_undecided_or_not_kafka(tmp_path):
     assert Wire().shake().send(0, b"\0\0").seen(tmp_path).kinds()["undecided"] == 1
-    assert Wire().shake().send(0, b"SSH-2.0-OpenSSH").seen(tmp_path).kinds()["not_kafka"] == 1
+    assert Wire().shake().send(0, b"\xffSMBr").seen(tmp_path).kinds()["not_kafka"] == 1
     assert Wire().shake().send(0, b"GET / HTTP/1.1\r\n").seen(tmp_path).kinds()["http"] == 1
     assert Wire().shake().send(0, b"ruok").seen(tmp_path).kinds()["zookeeper"] == 1
     assert Wire().shake().seen(tmp_path).kinds()["no_data"] == 1
+
+
+@pytest.mark.parametrize("ports", ((), (9092,)))
+@pytest.mark.parametrize(
+    ("name", "opening"),
+    [
+        ("MQTT", b"\x10\x16\0\4MQTT\4\2\0\x3c\0\x0aclient-123"),
+        ("MQTT", b"\x10\x96\2\0\6MQIsdp\3\2\0\x3c" + bytes(270)),
+        ("AMQP", b"AMQP\0\0\x09\1"),
+        ("SSH", b"SSH-2.0-OpenSSH_9.2\r\n"),
+        ("PostgreSQL", b"\0\0\0\x08\4\xd2\x16\x2f"),
+        ("Redis", b"*1\r\n$4\r\nPING\r\n"),
+    ],
+)
+def test_other_protocols_on_a_brokers_port_are_named_and_no_port_is_advised(tmp_path, name, opening, ports):
+    seen = Wire().shake().send(0, opening).send(1, b"\x20\2\0\0").seen(tmp_path, ports=ports)
+    assert not {"kafka", "not_kafka"} & seen.kinds().keys()
+    (row,) = (row for row in seen.quality if row.kind == "other_protocol")
+    assert row.sentence.endswith(f"({name} at 10.0.0.2:9092 ×1)")
+    assert "are of other protocols" in verdict(seen.quality)
+    assert "--port" not in verdict(seen.quality)
 
 
 def test_a_zookeeper_connect_is_no_produce():
