@@ -120,8 +120,11 @@ class Flow:
         """How the connect of a flow that ends by `close` failed, as one of UNCONNECTED; None: it did not.
 
         One SYN at the end of a capture may be answered behind it, so UNANSWERED is one that was sent again. So is a
-        SYN-ACK that was sent again and that the client never acknowledged: it did not arrive.
+        SYN-ACK that was sent again and that the client never acknowledged: it did not arrive, or its acknowledgement
+        did not come back.
         """
+        if self._has_only_syn_acks and self.talk.halves[1 - self.client].retransmissions:
+            return UNANSWERED
         # Without a SYN the client may be unknown.
         server = self.talk.halves[1 - self.client] if self.syn_ns >= 0 else None
         if server is None or server.seen:
@@ -132,6 +135,12 @@ class Flow:
             return REFUSED if self.reset_by != self.client else None
         is_sent_again = self.talk.halves[self.client].retransmissions > 0
         return self.unreachable or (UNANSWERED if is_sent_again else None)
+
+    @property
+    def _has_only_syn_acks(self) -> bool:
+        """Whether nothing but the server's answer to a SYN was captured, which went another way."""
+        is_client_seen = self.talk.halves[self.client].seen or self.reset_by == self.client
+        return self.start_seen and self.syn_ns < 0 and not is_client_seen and not any(self.payload_bytes)
 
     def _is_closed_at_once(self, close: str) -> bool:
         """Whether the server accepted the connection and ended it before a byte of either side.

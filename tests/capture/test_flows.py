@@ -536,6 +536,10 @@ def test_failed_connects_are_reported_and_successful_ones_are_not(tmp_path):
         (15, "S s"),  # the capture ends
         (17, "S S s"),  # the same
         (16, "S s S R"),  # the client does not know the connection
+        (18, "s s"),  # the SYN takes another way, and the SYN-ACK never arrives
+        (19, "s"),  # the same way, and the capture ends
+        (20, "s s R"),  # the client does not know the connection
+        (21, "s s A"),  # it arrives late
     ):
         wire = Wire(client=(packet.CLIENT[0], 50000 + port))
         for letter in letters.replace(" ", ""):
@@ -549,13 +553,13 @@ def test_failed_connects_are_reported_and_successful_ones_are_not(tmp_path):
     wire = Wire().shake().ask(1)
     wire.packets = packets + wire.packets
     seen = wire.seen(tmp_path)
-    assert {(flow.ends[0][1] - 50000, flow.close) for flow in seen.unconnected} == {
+    assert {(flow.ends[flow.client][1] - 50000, flow.close) for flow in seen.unconnected} == {
         *((1, "refused"), (2, "unanswered"), (3, "refused")),
-        *((number, "unanswered") for number in (11, 12, 13)),
+        *((number, "unanswered") for number in (11, 12, 13, 18)),
     }
     assert len(seen.flows) == 1
     kinds = seen.kinds()
-    assert (kinds["connect_refused"], kinds["connect_unanswered"], kinds["no_data"]) == (2, 4, 10)
+    assert (kinds["connect_refused"], kinds["connect_unanswered"], kinds["no_data"]) == (2, 5, 13)
     (row,) = (row for row in seen.quality if row.kind == "connect_refused")
     assert row.sentence.endswith("(10.0.0.2:9092 ×2)")
 
