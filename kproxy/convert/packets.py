@@ -1,8 +1,8 @@
 """The packets of one exchange: their numbers in the capture's files, as Wireshark counts them.
 
 Duty: reads a capture a second time for the packets of one connection, from the first byte of a request to the last byte
-of its response, and marks packets with the frame that they carry, and retransmissions. Retransmissions are recognised
-for segments sent up to BEFORE_NS before the exchange.
+of its response, and marks packets with the frame that they carry, and retransmissions and copies. Retransmissions are
+recognised for segments sent up to BEFORE_NS before the exchange.
 
 Memory: MOST packets, and HOLES holes per side. Does not decode frames.
 """
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kproxy.capture.captures import Capture
 from kproxy.capture.clock import Clock
+from kproxy.capture.copies import Recent
 from kproxy.capture.packets import ACK, FIN, RST, SYN, Dissector
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import MASK, ahead
@@ -36,7 +37,8 @@ class Packet:
     payload_bytes: int
     flags: str
     carries: str  # "request" or "response": payload while that frame was sent; otherwise empty
-    is_repeated: bool  # its first byte was sent before: a retransmission, or a packet captured twice
+    is_repeated: bool  # its first byte was sent before
+    is_copy: bool  # a packet captured twice, rather than a retransmission
 
 
 def packets_of(found: Frames) -> list[Packet]:
@@ -55,36 +57,41 @@ def packets_of(found: Frames) -> list[Packet]:
 def _packets(found: Frames, sides: dict[bytes, int], first: int, last: int) -> Iterator[Packet]:
     sent = {CLIENT: _Sent(), BROKER: _Sent()}
     count = 0
-    clock = Clock(Quality())
+    clock, recent = Clock(Quality()), Recent()
     for path in found.paths:
         dissect = Dissector(Quality()).segment
         number = 0
         for taken in Capture([path], Quality()).windows():
             window = clock.take(taken)
+            recent.add(window)
             before, number = number, number + len(window.records)
-            for index, (time_ns, link, start, end, wire_bytes) in enumerate(window.records, before + 1):
+            for index, (time_ns, link, start, end, wire_bytes) in enumerate(window.records):
                 if not first - BEFORE_NS <= time_ns <= last:
                     continue
                 segment = dissect(link, window.data, start, end, time_ns, wire_bytes)
                 if segment is None or segment[1] not in sides:
                     continue
                 side, seq, flags, length = sides[segment[1]], segment[2], segment[4], segment[8]
+                if not recent.plain[index]:
+                    recent.note(index, segment)
                 is_repeated = length > 0 and sent[side].again(seq, length)
                 if time_ns < first:
                     continue
                 yield Packet(
                     str(path),
-                    index,
+                    before + index + 1,
                     time_ns,
                     side,
                     length,
                     ",".join(name for bit, name in _FLAGS if flags & bit),
                     _carried(found, side, length, time_ns),
                     is_repeated,
+                    is_repeated and recent.has_bytes(index, segment),
                 )
                 count += 1
                 if count == MOST:
                     return
+            recent.let_go()
 
 
 class _Sent:

@@ -46,7 +46,8 @@ def lines(packets: Sequence[Packet], shown: int = SHOWN) -> Iterator[str]:
             continue
         way = "client -> broker" if packet.side == CLIENT else "client <- broker"
         told = [packet.carries] if packet.carries else []
-        told += ["sent again"] if packet.is_repeated else []
+        if packet.is_repeated:
+            told.append("captured twice" if packet.is_copy else "sent again")
         name = f"  {printable(Path(packet.path).name)}" if several else ""
         line = (
             f"{packet.number:>{width},}  {units.time(packet.time_ns, decimals=6)[11:]}  "

@@ -12,7 +12,7 @@ NS = 1_700_000_000_123_456_789
 
 
 def packet(number, after_ns=0, side=CLIENT, path="/a/b.pcap", **more):
-    given = {"payload_bytes": 1460, "flags": "PA", "carries": "", "is_repeated": False, **more}
+    given = {"payload_bytes": 1460, "flags": "PA", "carries": "", "is_repeated": False, "is_copy": False, **more}
     return Packet(path=path, number=number, time_ns=NS + after_ns, side=side, **given)
 
 
@@ -26,6 +26,8 @@ def test_each_packet_has_its_time_direction_and_content():
         "    9  22:13:20.123456  +0        client -> broker  1.46 kB  PA      request",
         "1,000  22:13:20.125956  +2.50 ms  client <- broker        0  A       sent again",
     ]
+    (copy,) = lines([replace(two[1], is_copy=True)])
+    assert copy.endswith(" captured twice")
     two[1] = replace(two[1], carries="request", path="/c/d\x1b.pcap")
     assert [line.rpartition("  ")[2] for line in lines(two)] == ["b.pcap", "d\\x1b.pcap"]
     assert "request, sent again  d" in list(lines(two))[1]
