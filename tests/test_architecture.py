@@ -41,10 +41,10 @@ MOST_LINES = 600
 LONG = {  # modules with more, each with the reason why it is one
     "kproxy.analysis.findings.kinds": "the words of all kinds of findings: a list",
     "kproxy.capture.flows": "all ways of a packet to its connection share one state, and each packet takes several",
+    "kproxy.capture.packets": "one chain of headers: each link layer and tunnel is a few lines, and may hold any other",
     "kproxy.capture.reassembly": "one half of TCP's receiver, as RFC 9293 describes it in one section",
     "kproxy.insight.classic": "one state machine: the classic group protocol",
     "kproxy.protocol.codec": "encoding and decoding are one another's mirror, field type by field type",
-    "kproxy.proxy.relay.relay": "the hot path: a further module would be a further call for each read",
 }
 
 # What bytes-to-events code must never touch, so that it stays pure: clocks, sockets, loggers, threads, Arrow, metrics.

@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 
 import kproxy
 from kproxy.convert import packets
-from kproxy.convert.frames import frames_of
+from kproxy.convert.frames import Frames, frames_of
 from kproxy.convert.packets import packets_of
+from kproxy.wire.connection import ConnectionInfo
+from kproxy.wire.events import BROKER, CLIENT, NONE
 from tests.capture import packet
 from tests.capture.story import MS, Line, Story, answer, request
 
@@ -38,3 +40,18 @@ def test_a_packet_captured_twice_is_no_retransmission(tmp_path):
     assert [(each.number, each.is_repeated, each.is_copy) for each in found] == [
         *((4, False, False), (5, True, True), (6, False, False), (7, True, False), (8, False, False)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("side", "length", "times_ns"),
+    [(CLIENT, 1, range(10, 21)), (BROKER, 1, range(30, 41)), (CLIENT, 0, ()), (BROKER, 0, ())],
+)
+def test_payload_from_the_first_to_the_last_byte_of_a_frame_carries_it(side, length, times_ns):
+    """A frame of one packet begins and ends at the same time."""
+    info = ConnectionInfo("demo", "a.pcap", "10.0.0.7", 5000, "10.0.0.1", 9092, 1, 0)
+    found = Frames(info, 0, 0, 9, "answered", 7, 10, 20, 30, 40, 100, 50)
+    name = "request" if side == CLIENT else "response"
+    for time_ns in range(50):
+        assert packets._carried(found, side, length, time_ns) == (name if time_ns in times_ns else "")
+    unknown = Frames(info, 0, 0, 9, "lost", 7, *[NONE] * 4, 100, 50)
+    assert packets._carried(unknown, side, length, 15) == ""
