@@ -207,33 +207,25 @@ class BrokerSide(Editing):
 
     def _continue_answer(self, reading: Reading) -> None:
         """Read and send the next bytes of the response in transit, up to the end of either, or where a walk stopped."""
-        pos = reading.pos
+        view, pos, now = reading.view, reading.pos, reading.now
+        stop = min(pos + self._broker_left, reading.size)
         exchange = self._broker_exchange
-        reading.pos = self._pass_answer(exchange, reading, min(pos + self._broker_left, reading.size))
-        reading.sent = reading.pos
+        if self._broker_walker is not None and exchange is not None:
+            stop = self._walk_answer(exchange, self._broker_walker, view, pos, stop, reading.pieces, now)
+        elif (self._broker_kept is None or self._keep(view[pos:stop], now)) and not self._held:
+            reading.pieces.append((CLIENT, view[pos:stop]))
+        reading.pos = reading.sent = stop
         if self._handlers[BROKER] is not type(self)._answers:
             return  # a fatal fault
-        self._broker_left -= reading.pos - pos
+        if self._broker_frame is not None:
+            self._broker_frame.add(view[pos:stop])
+        self._broker_left -= stop - pos
         if self._broker_left:
             return
         self._broker_exchange = None
         self.completed[1] += 1
         if exchange is not None:  # else a capture lost a part of it
             self._whole_answer(exchange, reading)
-
-    def _pass_answer(self, exchange: Exchange | None, reading: Reading, stop: int) -> int:
-        """Walk, copy and send bytes of the response in transit; return where a walk stopped, else `stop`."""
-        view, pos, now = reading.view, reading.pos, reading.now
-        if self._broker_walker is not None and exchange is not None:
-            stop = self._walk_answer(exchange, self._broker_walker, view, pos, stop, reading.pieces, now)
-            if self._broker_exchange is not None and self._broker_frame is not None:
-                self._broker_frame.add(view[pos:stop])
-            return stop
-        if self._broker_frame is not None:
-            self._broker_frame.add(view[pos:stop])
-        if (self._broker_kept is None or self._keep(view[pos:stop], now)) and not self._held:
-            reading.pieces.append((CLIENT, view[pos:stop]))
-        return stop
 
     def _whole_answer(self, exchange: Exchange, reading: Reading) -> None:
         """Handle the completion of a response that was in transit: its body, its copy, its event."""

@@ -110,9 +110,11 @@ class ClientSide(Holding):
                 reading.work -= FRAMES_PER_CALL  # compiling the plan takes as long as all other work of a call
         exchange = Exchange(plan, correlation_id, self._number, in_flight, length + 4, reading.start)
         reading.start = reading.now
-        self._mark(CLIENT, pos)
+        is_complete = pos + 4 + length <= size
         # The same prefix as an earlier request: it is not parsed again.
         is_usual = prefix == usual_prefix and key_version == usual_key_version and length + 4 >= usual_bytes
+        if not (is_usual and is_complete):
+            self._mark(CLIENT, pos)
         is_odd = plan.request or (self._doubts and not is_usual) or (not plan.known and not self._number)
         if is_odd and not self._takes(exchange, key_version, reading):
             return True
@@ -134,7 +136,7 @@ class ClientSide(Holding):
             if self._handlers[CLIENT] is not type(self)._requests:
                 return True
         is_walked = length > SMALL_BODY and plan.request_reader is not None and not self._client_swallow
-        if is_walked or pos + 4 + length > size:
+        if is_walked or not is_complete:
             self._begin_request(exchange, length)
             self._continue_request(reading, begins=True)
             if self._client_prefix is not None:  # bytes that were not walked come again

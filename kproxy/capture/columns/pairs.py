@@ -97,9 +97,10 @@ class _Feed:
         if waiting:
             pending[:0] = [_UNKNOWN] * waiting
         for index, (side, start, end, time_ns) in enumerate(self._segments.rows(first, last), first):
-            passed = bisect_right(answered, index, lo=len(answered) - waiting) - len(answered) + waiting
-            del pending[:passed]
-            waiting -= passed
+            if waiting:
+                passed = bisect_right(answered, index, lo=len(answered) - waiting) - len(answered) + waiting
+                del pending[:passed]
+                waiting -= passed
             if behind is not None and index <= behind[side ^ flip][0]:
                 segment, offset = behind[side ^ flip]
                 start = start + offset if index == segment else end
