@@ -55,14 +55,8 @@ class BrokerSide(Editing):
             self._answer(reading)
         if self._handlers[BROKER] is not framed:
             return self._change(reading)
-        rest_bytes = reading.size - reading.pos
-        if rest_bytes and not self._broker_left and rest_bytes < frames.RESPONSE_HEAD_BYTES:
-            self._broker_head = bytes(reading.view[reading.pos :])
-            self._broker_head_ns = reading.start
-        elif rest_bytes:  # this call has reached its limit of work
-            self._leave(reading.view[reading.pos :])
-        if reading.sent < reading.pos:
-            reading.send(reading.pos)
+        self._broker_head = self._incomplete_head(reading, self._broker_left, frames.RESPONSE_HEAD_BYTES)
+        self._broker_head_ns = reading.start
         return reading.pieces
 
     def _answer(self, reading: Reading) -> None:

@@ -78,14 +78,8 @@ class ClientSide(Holding):
                 break
         if self._handlers[CLIENT] is not framed:
             return self._change(reading)
-        rest_bytes = reading.size - reading.pos
-        if rest_bytes and not self._client_left and rest_bytes < frames.REQUEST_HEAD_BYTES:
-            self._client_head = bytes(reading.view[reading.pos :])  # kept until the header is complete
-            self._client_head_ns = reading.start
-        elif rest_bytes:  # the limit of this call, or of pending requests, is reached
-            self._leave(reading.view[reading.pos :])
-        if reading.sent < reading.pos:
-            reading.send(reading.pos)
+        self._client_head = self._incomplete_head(reading, self._client_left, frames.REQUEST_HEAD_BYTES)
+        self._client_head_ns = reading.start
         return reading.pieces
 
     def _request(self, reading: Reading) -> bool:

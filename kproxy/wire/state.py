@@ -262,6 +262,22 @@ class SessionState(SlowSides):
             pieces += self._handlers[side](self, view, now)
         return pieces
 
+    def _incomplete_head(self, reading: Reading, in_transit: int, head_bytes: int) -> bytes:
+        """Send what was read; return the rest if it is an incomplete header, else leave it for a later call.
+
+        in_transit: bytes of a frame that have not arrived, or were not read in this call.
+        """
+        if reading.sent < reading.pos:
+            reading.send(reading.pos)
+        rest_bytes = reading.size - reading.pos
+        if not rest_bytes:
+            return b""
+        rest = reading.view[reading.pos :]
+        if not in_transit and rest_bytes < head_bytes:
+            return bytes(rest)
+        self._leave(rest)  # the limit of this call, or of pending requests, is reached
+        return b""
+
     def _leave(self, rest: Any) -> None:
         """This call has reached its limit of work: keep `rest` of its view for `resume`."""
         self._unread = rest

@@ -31,18 +31,8 @@ class Pausing(RelayState):
             return False
         pieces = self.session.ask(frame, take, client_id, self._now_ns())
         for to, piece in pieces:
-            sent = 0
-            if broker.unsent is None:
-                try:
-                    sent = broker.send(piece)
-                except (BlockingIOError, InterruptedError):
-                    pass
-                except OSError:
-                    self._unwritable(to)
-                    return False
-            if sent < len(piece):
-                self._keep(CLIENT, to, piece[sent:], monotonic_ns())
-        return bool(pieces)
+            self._send(CLIENT, to, piece, monotonic_ns())
+        return bool(pieces) and not broker.dead
 
     def go_on(self) -> None:
         """Read the client again."""

@@ -151,6 +151,9 @@ class RelayState:
     def _keep(self, side: int, to: int, rest: Any, since: int) -> None:
         raise NotImplementedError
 
+    def _send(self, side: int, to: int, piece: Any, arrived: int) -> None:
+        raise NotImplementedError
+
     def _unwritable(self, to: int) -> None:
         raise NotImplementedError
 
