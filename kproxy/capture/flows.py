@@ -29,7 +29,6 @@ from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Receiver, ahead
 from kproxy.capture.receivers import Kafka, Undecided, ZooKeeper
 from kproxy.capture.records import Record, Window
 from kproxy.capture.tls_alerts import Alerts
-from kproxy.capture.uncut import uncut
 from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS, Logs, Room
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
@@ -125,7 +124,7 @@ class Flows:
 
     def window(self, window: Window) -> None:
         """Take the packets of a window."""
-        window = uncut(self.clock.take(window))
+        window = self.clock.take(window)
         data, records = window.data, window.records
         whole = memoryview(data)
         ways = self._ways

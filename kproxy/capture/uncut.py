@@ -1,68 +1,221 @@
 """Packets that the snap length cut, read from another capture of the same packet that has more of it.
 
 Duty: in a file with several snap lengths, as of two interfaces or of two machines whose captures were merged, a packet
-may be there twice, first cut and then whole. A cut packet then gets the bytes of its longest copy in the window, and
-keeps its place and time; the copy stays where it is, and counts as a copy. If TCP's options were cut, they are not
-compared. Windows in which no packet has more bytes than one that was cut, as in all captures with one snap length, are
-returned as they are.
+may be there twice, cut and whole. A cut packet then gets the bytes of its longest copy within NEAR_BYTES of the file
+and SAME_PACKET_NS, and keeps its place and time; the copy stays where it is, and counts as a copy. If TCP's options
+were cut, they are not compared. Windows in which no packet has more bytes than one that was cut, as in all captures
+with one snap length, are passed on as they are.
 
-A copy in another window is not found. Memory: the identities of one window's packets. Refuses to know whether a packet
-was captured twice or sent again.
+From the first cut packet on, a window is held back until the next NEAR_BYTES were read. Memory: the windows of these,
+and of the NEAR_BYTES before; the identities of their packets, if some are cut and some longer. Refuses to know whether
+a packet was captured twice or sent again.
 """
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from mmap import mmap
+from typing import NamedTuple
 
 import numpy as np
 
-from kproxy.capture.columns.inorder import OPTIONS
+from kproxy.capture.columns.inorder import HEAD, OPTIONS
 from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.copies import row_of
 from kproxy.capture.packets import SAME_PACKET_NS, Dissector
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Record, Window
 
+NEAR_BYTES = 1 << 22  # of captured packets between a cut packet and its copy
+_NONE = (1 << 31) - 1  # more bytes than any packet has
 _HEADER_BYTES = 60  # of TCP at most
 
 
-def uncut(window: Window) -> Window:
-    """The window, with cut packets replaced by longer copies of them."""
-    if not _has_longer(window):
-        return window
-    records = list(window.records)
-    dissect = Dissector(Quality()).segment
-    cut: list[tuple[int, int, bytes]] = []  # index, captured bytes of payload, identity
-    longest: dict[bytes, tuple[int, Record]] = {}  # the same bytes, and the record, by identity
-    for index, record in enumerate(records):
-        time_ns, link, start, end, wire_bytes = record
-        packet = bytes(window.data[start:end])
-        padded = packet + bytes(_HEADER_BYTES) if len(packet) < wire_bytes else packet
-        segment = dissect(link, padded, 0, len(padded), time_ns, wire_bytes)
-        if segment is None or segment[0] is not padded:  # without TCP, or a datagram of several fragments
+class Lengths(NamedTuple):
+    """Captured bytes of packets."""
+
+    shortest_cut: int = _NONE  # of those that were cut
+    longest: int = 0
+
+    @classmethod
+    def of(cls, captured: np.ndarray, original: np.ndarray) -> "Lengths":
+        is_cut = captured < original
+        return cls(int(captured.min(where=is_cut, initial=_NONE)), int(captured.max(initial=0)))
+
+    @property
+    def has_cut(self) -> bool:
+        return self.shortest_cut < _NONE
+
+    @property
+    def has_longer(self) -> bool:
+        """Whether a packet has more bytes than one that was cut."""
+        return self.shortest_cut < self.longest
+
+    def with_(self, other: "Lengths") -> "Lengths":
+        """Those of both."""
+        return Lengths(min(self.shortest_cut, other.shortest_cut), max(self.longest, other.longest))
+
+
+def uncut(windows: Iterable[Window]) -> Iterator[Window]:
+    """The windows, with cut packets replaced by longer copies of them."""
+    held: deque[_Held] = deque()  # the windows that are still to come, then those around them
+    passed: deque[_Held] = deque()
+    place = 0
+    is_cut = False
+    for window in windows:
+        is_cut = is_cut or _lengths(window).has_cut
+        if not is_cut or not window.records:
+            if not held:
+                yield window
             continue
-        captured = len(packet) - segment[6]  # negative: cut within TCP's header
-        row = row_of(segment)
-        without_options = segment[1] + row[: OPTIONS.start] + row[OPTIONS.stop :]
-        whole = segment[1] + row
-        if captured < segment[8]:
-            cut.append((index, captured, without_options if captured < 0 else whole))
-        for identity in (without_options, whole):
-            if identity not in longest or captured > longest[identity][0]:
-                longest[identity] = captured, record
-    for index, captured, identity in cut:
-        time_ns = records[index][0]
-        more, copy = longest[identity]
-        if more > captured and abs(copy[0] - time_ns) <= SAME_PACKET_NS:
-            records[index] = (time_ns, *copy[1:])
+        held.append(_Held(_kept(window), place))
+        place = held[-1].end
+        while held and held[0].end + NEAR_BYTES <= place:
+            yield _next(held, passed)
+    while held:
+        yield _next(held, passed)
+
+
+def _lengths(window: Window) -> Lengths:
+    records = window.records
+    if isinstance(records, Columns):
+        return Lengths.of(records.end - records.start, records.original)
+    _, _, start, end, original = np.array(records, np.int64).reshape(-1, 5).T
+    return Lengths.of(end - start, original)
+
+
+@dataclass(frozen=True, eq=False)
+class _Packet:
+    """A packet with TCP."""
+
+    index: int
+    data: bytes | mmap
+    place: int
+    record: Record
+    captured: int  # bytes of payload; negative: cut within TCP's header
+    is_cut: bool
+    whole: bytes  # its identity
+    without_options: bytes
+
+    @property
+    def identity(self) -> bytes:
+        return self.without_options if self.captured < 0 else self.whole
+
+    def is_near(self, other: "_Packet") -> bool:
+        is_there = abs(self.place - other.place) <= NEAR_BYTES
+        return is_there and abs(self.record[0] - other.record[0]) <= SAME_PACKET_NS
+
+
+class _Held:
+    """A window that is held back, or was, until its neighbours are known."""
+
+    def __init__(self, window: Window, begin: int) -> None:
+        self.window = window
+        self.begin = begin
+        self._shift = begin - window.records[0][2]
+        self.end = self._shift + window.records[-1][3]
+        self.lengths = _lengths(window)
+
+    @cached_property
+    def packets(self) -> list[_Packet]:
+        dissect = Dissector(Quality()).segment
+        data, found = self.window.data, []
+        for index, record in enumerate(self.window.records):
+            time_ns, link, start, end, wire_bytes = record
+            packet = bytes(data[start:end])
+            padded = packet + bytes(_HEADER_BYTES) if len(packet) < wire_bytes else packet
+            segment = dissect(link, padded, 0, len(padded), time_ns, wire_bytes)
+            if segment is None or segment[0] is not padded:  # without TCP, or a datagram of several fragments
+                continue
+            captured, row = len(packet) - segment[6], row_of(segment)
+            without_options = segment[1] + row[: OPTIONS.start] + row[OPTIONS.stop :]
+            found.append(
+                _Packet(
+                    index,
+                    data,
+                    self._shift + start,
+                    record,
+                    captured,
+                    captured < segment[8],
+                    segment[1] + row,
+                    without_options,
+                )
+            )
+        return found
+
+    @cached_property
+    def longest_of(self) -> dict[bytes, _Packet]:
+        """The packet with most captured bytes, by identity with and without options."""
+        found: dict[bytes, _Packet] = {}
+        for packet in self.packets:
+            for identity in (packet.without_options, packet.whole):
+                if identity not in found or packet.captured > found[identity].captured:
+                    found[identity] = packet
+        return found
+
+
+def _next(held: deque[_Held], passed: deque[_Held]) -> Window:
+    """The first window that is held back, which moves to those passed on."""
+    first = held.popleft()
+    passed.append(first)
+    while passed[0].end + NEAR_BYTES < first.begin:
+        passed.popleft()
+    return _uncut(first, [*passed, *held])
+
+
+def _uncut(held: _Held, around: list[_Held]) -> Window:
+    """A window, with its cut packets replaced by the longest copies of them in the windows around it."""
+    longer = [each for each in around if each.lengths.longest > held.lengths.shortest_cut]
+    found = {
+        packet: copy
+        for packet in (held.packets if longer else ())
+        if packet.is_cut and (copy := _longest_copy(packet, longer)) is not None
+    }
+    if not found:
+        return held.window
+    window = held.window
+    if any(copy.data is not window.data for copy in found.values()):
+        window = _with_room(window)
+    records = list(window.records)
+    more: list[bytes] = []
+    following = len(window.data)
+    for packet, copy in found.items():
+        _, link, start, end, wire_bytes = copy.record
+        if copy.data is not window.data:
+            more.append(bytes(copy.data[start:end]))
+            start, end = following, following + end - start
+            following = end
+        records[packet.index] = packet.record[0], link, start, end, wire_bytes
+    if more:
+        window = window._replace(data=b"".join((window.data, *more)))
     return window._replace(records=records)
 
 
-def _has_longer(window: Window) -> bool:
-    """Whether a packet of the window has more captured bytes than one that was cut."""
+def _longest_copy(packet: _Packet, windows: list[_Held]) -> _Packet | None:
+    copies = (each.longest_of.get(packet.identity) for each in windows)
+    near = [copy for copy in copies if copy is not None and copy.captured > packet.captured and packet.is_near(copy)]
+    return max(near, key=lambda copy: copy.captured, default=None)
+
+
+def _with_room(window: Window) -> Window:
+    """A window with data of its own, which other data can follow."""
     records = window.records
-    if not records:
-        return False
-    if isinstance(records, Columns):
-        captured, original = records.end - records.start, records.original
-    else:
-        _, _, start, end, original = np.array(records, np.int64).T
-        captured = end - start
-    is_cut = captured < original
-    return bool(is_cut.any()) and bool(captured[is_cut].min() < captured.max())
+    begin, end = records[0][2], records[-1][3]
+    return window._replace(
+        data=bytes(window.data[begin:end]),
+        offset=window.offset + begin,
+        records=[(time_ns, link, start - begin, end - begin, size) for time_ns, link, start, end, size in records],
+    )
+
+
+def _kept(window: Window) -> Window:
+    """A window that stays valid: its data are copied if they will be overwritten."""
+    data, offset, records, is_lasting = window
+    if is_lasting or not isinstance(records, Columns):
+        return window
+    begin, end = int(records.start[0]), int(records.end[-1])
+    columns = Columns(
+        records.time_ns, records.link, records.start - begin, records.end - begin, records.original, records.head
+    )
+    return Window(bytes(data[begin : end + HEAD]), offset + begin, columns)

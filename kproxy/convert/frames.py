@@ -23,6 +23,7 @@ from kproxy.capture.flow import Flow, Handlers
 from kproxy.capture.flows import Flows
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import Receiver
+from kproxy.capture.uncut import uncut
 from kproxy.convert.job import Job, Settings, captures_of
 from kproxy.errors import KproxyError
 from kproxy.wire.bulk import Bulk
@@ -158,7 +159,7 @@ def _read(job: Job, flows: Flows, is_over: Callable[[], bool]) -> None:
     """Read the flows of a capture until `is_over` returns true."""
     capture = Capture(job.paths, Quality(), storage=job.storage)
     flows.keep_encrypted = job.key_log is not None
-    for window in capture.windows():
+    for window in uncut(capture.windows()):
         flows.keep_encrypted |= bool(capture.secrets)
         flows.window(window)
         if is_over():

@@ -13,6 +13,7 @@ from kproxy.capture.captures import Capture
 from kproxy.capture.flow import Handlers
 from kproxy.capture.flows import Flows
 from kproxy.capture.quality import Quality
+from kproxy.capture.uncut import uncut
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.rows import Rows
 from kproxy.errors import KproxyError
@@ -74,7 +75,7 @@ def zookeeper_events(
         flows = Flows(
             job.source, Quality(), handlers, cluster=job.cluster, ports=job.ports, zookeeper_ports=job.zookeeper_ports
         )
-        for window in Capture(job.paths, Quality(), storage=job.storage).windows():
+        for window in uncut(Capture(job.paths, Quality(), storage=job.storage).windows()):
             flows.window(window)
             yield from ready
             ready.clear()

@@ -20,6 +20,7 @@ from kproxy.capture.flows import Flows
 from kproxy.capture.keys import SHARDS
 from kproxy.capture.quality import Quality
 from kproxy.capture.receivers import Kafka
+from kproxy.capture.uncut import uncut
 from kproxy.convert.job import Job
 from kproxy.convert.kept_frames import BATCH_BYTES, KEPT_FRAMES, KeptFrameColumns
 from kproxy.insight import registry
@@ -94,7 +95,7 @@ class Rows:
         capture = Capture(job.paths, quality if first else Quality(), follow=follow, storage=job.storage)
         flows = self.flows(job, quality, shards=shards, first=first)
         flows.keep_encrypted = job.key_log is not None
-        for window in capture.windows():
+        for window in uncut(capture.windows()):
             flows.keep_encrypted |= bool(capture.secrets)
             flows.window(window)
             self.flush(BATCH_ROWS)

@@ -12,6 +12,7 @@ from kproxy.capture.flows import Flows
 from kproxy.capture.keys import SHARDS, shard_of
 from kproxy.capture.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import SAME_STREAM_NS, Quality
+from kproxy.capture.uncut import uncut
 from kproxy.protocol import codec, schema
 from kproxy.views.summary import verdict
 from kproxy.wire import bodies
@@ -70,7 +71,7 @@ class Seen:
         self.quality = Quality()
         handlers = Handlers(self.decided, self.many, self.flows.append, unconnected=self.unconnected.append)
         self.reader = reader = Flows("test", self.quality, handlers, ports=ports, shards=shards, detail=detail)
-        for window in Capture(paths, self.quality).windows():
+        for window in uncut(Capture(paths, self.quality).windows()):
             reader.window(window)
         reader.finish()
 

@@ -4,9 +4,10 @@ from itertools import islice
 
 import pytest
 
+from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.packets import SAME_PACKET_NS
 from kproxy.capture.records import Window
-from kproxy.capture.uncut import uncut
+from kproxy.capture.uncut import NEAR_BYTES, uncut
 from tests import captures
 from tests.capture import packet
 from tests.capture.story import BEGIN_NS, Line, Story
@@ -66,6 +67,48 @@ def test_only_another_copy_of_the_same_packet_replaces_a_cut_one(whole, apart_ns
     copy = whole(frame)
     cut = (BEGIN_NS, 1, 0, 60, len(frame))
     records = [cut, (BEGIN_NS + apart_ns, 1, 60, 60 + len(copy), len(frame))]
-    window = uncut(Window(frame[:60] + copy, 0, records))
+    (window,) = uncut([Window(frame[:60] + copy, 0, records)])
     assert window.records[0] == ((BEGIN_NS, *records[1][1:]) if is_read else cut)
     assert window.records[1] == records[1]
+
+
+@pytest.mark.parametrize("late_ns", (20_000, -20_000))
+def test_a_copy_may_be_in_another_window(late_ns):
+    """The division into windows, which may overwrite each other's data, changes nothing."""
+    line = Line(Story(), 40001)
+    frames = [line.frame(0, bytes(40 + number)) for number in range(12)]
+    whole = {frame[:60]: frame for frame in frames}
+    packets = [(BEGIN_NS + number * 1000, frame[:60], len(frame)) for number, frame in enumerate(frames)]
+    packets += [(time_ns + late_ns, whole[data], size) for time_ns, data, size in packets]
+    alone = line.frame(1, bytes(40))[:60]  # from the first cut packet on, windows are held back
+    packets = [(0, alone, 94), *sorted(packets)]
+    whole[alone] = alone
+    for count in range(1, len(packets) + 1):
+        found = [
+            (time_ns, bytes(window.data[start:end]))
+            for window in uncut(overwriting(packets, count))
+            for time_ns, _, start, end, _ in window.records
+        ]
+        assert found == [(time_ns, whole[data[:60]]) for time_ns, data, _ in packets]
+
+
+def overwriting(packets, count):
+    """Windows of some packets each, in one buffer."""
+    buffer = bytearray(1 << 14)
+    for first in range(0, len(packets), count):
+        end, records = 0, []
+        for time_ns, data, size in packets[first : first + count]:
+            records.append((time_ns, 1, end, end + len(data), size))
+            buffer[end : end + len(data)] = data
+            end += len(data)
+        yield Window(buffer, 0, Columns.of(Window(bytes(buffer), 0, records)), is_lasting=False)
+
+
+@pytest.mark.parametrize(("apart", "is_read"), [(NEAR_BYTES, True), (NEAR_BYTES + 1, False)])
+def test_a_copy_farther_away_in_the_file_is_not_looked_for(apart, is_read):
+    frame = Line(Story(), 40001).frame(0, bytes(40))
+    data = frame[:60] + bytes(apart - 60) + frame
+    ends = ((0, 60, len(frame)), (60, apart, apart - 60), (apart, len(data), len(frame)))
+    window, *_ = uncut([Window(data, 0, [(BEGIN_NS, 1, start, end, size)]) for start, end, size in ends])
+    _, _, start, end, _ = window.records[0]
+    assert window.data[start:end] == (frame if is_read else frame[:60])

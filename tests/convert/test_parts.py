@@ -27,7 +27,20 @@ from kproxy.errors import KproxyError
 from kproxy.protocol import codec
 from kproxy.tables import schema, writer
 from tests.capture.dialogues import frames, stretches
-from tests.capture.packet import BROKER, CLIENT, ethernet, icmp, ipv4, pcap, records, tcp
+from tests.capture.packet import (
+    BROKER,
+    CLIENT,
+    enhanced,
+    ethernet,
+    icmp,
+    interface,
+    ipv4,
+    option,
+    pcap,
+    records,
+    section,
+    tcp,
+)
 from tests.captures import capture, folder
 
 
@@ -127,7 +140,7 @@ class InParts:
         assert names == self.whole[2]
 
 
-UNSPLITTABLE = {"secrets", "fragments", "not_kept", "idle", "logs", "late packets"}
+UNSPLITTABLE = {"secrets", "fragments", "not_kept", "idle", "logs", "late packets", reader.SEVERAL_LENGTHS}
 
 
 @pytest.mark.sampled(4)
@@ -271,6 +284,25 @@ def test_copies_from_both_ends_are_recognised_in_parts_too(kind, way_ns, tmp_pat
     for overlap_part in (2, 40):
         read.check([size * number // 4 for number in range(1, 4)], overlap_part)
     assert read.seen["borders"] and not read.unsplittable
+
+
+def test_captures_with_cut_and_whole_packets_are_read_in_one_piece(tmp_path):
+    """A part may end between a cut packet and its copy."""
+    once = tmp_path / "once.pcap"
+    with once.open("wb") as file:
+        generate(ONE, file, 700)
+    whole = [(time_ns, data, len(data)) for time_ns, data, _ in records(once.read_bytes())]
+    cut = [(time_ns - 500_000, data[:60], size) for time_ns, data, size in whole]
+    blocks = [enhanced(data, time_ns, original=size) for time_ns, data, size in sorted(whole + cut)]
+    path = tmp_path / "both.pcapng"
+    path.write_bytes(section() + interface(options=option(9, b"\x09")) + b"".join(blocks))
+    (tmp_path / "once").mkdir()
+    alone, read = InParts(once, tmp_path / "once"), InParts(path, tmp_path)
+    for column in ("correlation_id", "latency_ns", "decoded"):
+        assert read.whole[0]["exchanges"][column].equals(alone.whole[0]["exchanges"][column])
+    assert "truncated" not in {row.kind for row in read.whole[1]}
+    read.check([path.stat().st_size // 2], 2)
+    assert read.unsplittable == {reader.SEVERAL_LENGTHS: 1}
 
 
 def test_a_full_disk_is_reported_while_packets_are_recorded(tmp_path):

@@ -15,6 +15,7 @@ from kproxy.capture.keys import Pair, pair_of
 from kproxy.capture.packets import Dissector
 from kproxy.capture.quality import Quality
 from kproxy.capture.records import Window
+from kproxy.capture.uncut import Lengths
 
 PLACE = np.dtype(
     [("offset", "<i8"), ("time_ns", "<i8"), ("link", "<i4"), ("captured", "<i4"), ("original", "<i4")]
@@ -30,6 +31,7 @@ class Packets:
     def __init__(self, spool: BinaryIO | None) -> None:
         self.pairs: list[Pair] = []
         self.has_fragments = False  # IP fragments, whose rest may be anywhere
+        self.lengths = Lengths()
         self._numbers: dict[bytes, int] = {}
         self._dissector = _Dissector(Quality(), reads_icmp=True)
         self._spool = spool
@@ -70,6 +72,7 @@ class Packets:
                 self._spool.write(window.data[start : start + size])
             self._spooled = int(spooled[-1] + places["captured"][-1])
         self._found.append((owners, places, spooled, file, phase))
+        self.lengths = self.lengths.with_(Lengths.of(places["captured"], places["original"]))
         self.times_ns, self.size = places["time_ns"], int(places["captured"].sum(dtype=np.int64)) + 16 * len(places)
 
     def of(self, phases: dict[Pair, int]) -> Iterator[tuple[int, int, np.ndarray, np.ndarray, np.ndarray]]:

@@ -11,7 +11,7 @@ caller starts processes (`Workers`).
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,13 +22,14 @@ from kproxy.capture import splits
 from kproxy.capture.keys import Pair
 from kproxy.capture.quality import Quality
 from kproxy.capture.storage import is_remote
+from kproxy.capture.uncut import Lengths
 from kproxy.convert.job import Job
 from kproxy.convert.parts import clocks, reader
 from kproxy.convert.parts.clocks import Times
 from kproxy.convert.parts.deferred import Deferred
 from kproxy.convert.parts.joining import Correction, clash, corrected, without
 from kproxy.convert.parts.places import PLACE, grouped
-from kproxy.convert.parts.reader import Excerpt, Part, Unsplittable, is_again
+from kproxy.convert.parts.reader import SEVERAL_LENGTHS, Excerpt, Part, Unsplittable, is_again
 from kproxy.convert.shares import FED, Share, remove, share, sorters
 from kproxy.convert.workers import Seen, Workers
 from kproxy.errors import CaptureError
@@ -68,6 +69,7 @@ class Told:
     excerpts: list[Excerpt] = field(default_factory=list)
     deferred: list[tuple[Pair, Run]] = field(default_factory=list)
     times: Times = NO_TIMES
+    lengths: Lengths = field(default_factory=Lengths)  # of its packets
     corrections: list[Correction] = field(default_factory=list)
     conflicting: dict[Pair, str] = field(default_factory=dict)
 
@@ -122,6 +124,7 @@ def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told
         found.left,
         found.excerpts,
         times=Times(found.begin, found.until, found.first_ns, found.last_ns),
+        lengths=found.packets.lengths,
         conflicting=found.conflicting,
     )
     start = 0
@@ -196,6 +199,8 @@ def _read(job: Job, parts: Sequence[Part], workers: Workers, work: Path, prefix:
     times = [each.times for each in told]
     if any(one.times.until != other.times.begin for one, other in pairwise(told)):
         raise Unsplittable("readers differ")
+    if reduce(Lengths.with_, (each.lengths for each in told)).has_longer:
+        raise Unsplittable(SEVERAL_LENGTHS)
     _settle_clock(job, parts, told, times, workers)
     connections = _connections(told)
     groups = _groups(connections, processes)

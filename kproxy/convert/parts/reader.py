@@ -46,6 +46,7 @@ MOST_BYTES, MOST_PART = 64 << 20, 16  # limits of an extended warm-up: bytes, an
 ENOUGH = 0.9  # a warm-up ends when claimable connections have this share of the bytes
 MAX_CONFLICTING = 1000  # conflicting connections; with more the capture is unsplittable
 LOOK, MOST_LOOK = 64, 4096  # packets before the first check which connections have an answered request; between checks
+SEVERAL_LENGTHS = "packets cut at several lengths"  # another part may have more bytes of the same packet
 Add = Callable[[Table, pa.RecordBatch], None]
 
 
@@ -316,6 +317,7 @@ def read(
 
     quality.add(flaws)
     unsplittable = "fragments" if packets.has_fragments else "secrets" if secrets else ""
+    unsplittable = unsplittable or (SEVERAL_LENGTHS if packets.lengths.has_longer else "")
     deferred: dict[Pair, int] = dict.fromkeys(part.conflicting, MAIN)
     conflicting: dict[Pair, str] = {}
     left: set[int] = set()
