@@ -12,7 +12,7 @@ from kproxy.capture import content, proxied
 from kproxy.capture.flow import DISCARD, Flow, Listener, ZooKeeperListener
 from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import Receiver
-from kproxy.capture.tls_alerts import is_alert
+from kproxy.capture.tls_alerts import OPENING, is_alert
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import Desync, Gap
 from kproxy.wire.state import Usual
@@ -22,7 +22,7 @@ from kproxy.zookeeper import session as zookeeper
 class Kafka:
     """Passes the bytes of a Kafka connection to its session, and the session's events to the listener."""
 
-    __slots__ = ("_awaits_broker", "_flow", "_quality", "flip", "listener", "openings", "session")
+    __slots__ = ("_brokers_first", "_flow", "_quality", "flip", "listener", "openings", "session")
 
     def __init__(self, flow: Flow, session: CapturedSession, listener: Listener, quality: Quality) -> None:
         self.session = session
@@ -31,19 +31,26 @@ class Kafka:
         self._flow = flow
         self.listener = listener
         self._quality = quality
-        self._awaits_broker = flow.start_seen  # its first byte
+        self._brokers_first: bytearray | None = (
+            bytearray() if flow.start_seen else None
+        )  # bytes, until they are OPENING
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         session = self.session
-        if self._awaits_broker and side ^ self.flip:
-            self._awaits_broker = False
-            self._flow.meets_tls = is_alert(view)
+        if self._brokers_first is not None and side ^ self.flip:
+            self._look_for_tls(self._brokers_first, view)
         session.receive(side ^ self.flip, view, now_ns)
         usual = session.usual
         if usual[4].known:
             self.openings[usual[2]] = usual
         if session.events:
             self._emit(now_ns)
+
+    def _look_for_tls(self, first: bytearray, view: memoryview) -> None:
+        first += view[: OPENING - len(first)]
+        if len(first) == OPENING:
+            self._flow.meets_tls = is_alert(first)
+            self._brokers_first = None
 
     def gap(self, side: int, count: int, now_ns: int) -> None:
         self.session.gap(side ^ self.flip, count, now_ns)

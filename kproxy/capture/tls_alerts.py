@@ -2,7 +2,8 @@
 
 Duty: follows the records of both sides until they are encrypted. With TLS 1.3 an alert that ends the handshake is
 encrypted, but for those about the first messages. Its size distinguishes it from all other messages that a client sends
-first, and a server next after the client's Finished. Memory: the head of a record for each side. Refuses to know the
+first, and a server before the client's first or next after the client's Finished. Behind the client's FIN it may be the
+server's close_notify, so it is no failure there. Memory: the head of a record for each side. Refuses to know the
 consequences of an alert.
 """
 
@@ -11,6 +12,7 @@ from typing import Protocol
 CHANGE_CIPHER_SPEC, ALERT, HANDSHAKE, APPLICATION_DATA = 20, 21, 22, 23
 FATAL = 2
 ENCRYPTED = "an alert that TLS 1.3 encrypts"
+OPENING = 6  # bytes that `is_alert` needs
 _HEAD = 5  # type, version, length
 _MAJOR = 3  # of every version
 _ALERT_BYTES = 2  # level, description
@@ -44,9 +46,9 @@ _NAMES = {
 }
 
 
-def is_alert(view: memoryview) -> bool:
+def is_alert(view: bytes | bytearray | memoryview) -> bool:
     """Whether bytes begin with an alert in clear: as the size of a Kafka frame these would be 352 MB."""
-    return view[0] == ALERT and len(view) > _HEAD and view[1] == _MAJOR and bytes(view[3:_HEAD]) == b"\0\2"
+    return view[0] == ALERT and len(view) >= OPENING and view[1] == _MAJOR and bytes(view[3:_HEAD]) == b"\0\2"
 
 
 class Handshake(Protocol):
@@ -68,16 +70,28 @@ class Handshake(Protocol):
 class Alerts:
     """Takes the bytes of a TLS connection from its first one on."""
 
-    __slots__ = ("_flow", "_heads", "_is_1_3", "_is_encrypted", "_is_over", "_is_server_first", "_left")
+    __slots__ = (
+        "_flow",
+        "_has_client_ended",
+        "_heads",
+        "_is_1_3",
+        "_is_encrypted",
+        "_is_over",
+        "_is_server_first",
+        "_left",
+        "_levels",
+    )
 
     def __init__(self, flow: Handshake) -> None:
         self._flow = flow
         self._heads = (bytearray(), bytearray())
         self._left = [0, 0]  # bytes of a record that are still to come
+        self._levels = [b"", b""]  # of an alert whose description comes in a record of its own
         self._is_encrypted = [False, False]
         self._is_1_3 = False  # the server encrypts before the client does
         self._is_over = False  # further records do not belong to the handshake
         self._is_server_first = True  # its first record is still to come
+        self._has_client_ended = False
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         head = self._heads[side]
@@ -102,6 +116,7 @@ class Alerts:
 
     def close(self, side: int, now_ns: int) -> None:
         if side == self._flow.client:
+            self._has_client_ended = True
             self._flow.is_probe = self._is_server_first and bool(self._left[side] or self._heads[side])
 
     def _record(self, side: int, head: bytearray, length: int) -> None:
@@ -110,12 +125,18 @@ class Alerts:
         if side != flow.client and self._is_server_first:
             self._is_server_first = False
             flow.is_answered_in_clear = not (CHANGE_CIPHER_SPEC <= kind <= APPLICATION_DATA and head[1] == _MAJOR)
-        if kind == ALERT and length == _ALERT_BYTES:
-            if head[_HEAD] == FATAL and not self._is_server_first:  # before its first record the client met an end
-                flow.alert = side, _NAMES.get(head[_HEAD + 1], f"alert {head[_HEAD + 1]}")
-                flow.discard_rest()
+        if kind == ALERT and 0 < length <= _ALERT_BYTES:
+            self._in_clear(side, bytes(head[_HEAD:]))
         elif kind not in (CHANGE_CIPHER_SPEC, HANDSHAKE):
             self._encrypted(side, is_alert=kind == APPLICATION_DATA and length == _ENCRYPTED_BYTES)
+
+    def _in_clear(self, side: int, some: bytes) -> None:
+        """Handle the bytes of a record of alerts, which may have half of one."""
+        alert = self._levels[side] + some
+        self._levels[side] = alert if len(alert) < _ALERT_BYTES else b""
+        if len(alert) == _ALERT_BYTES and alert[0] == FATAL and not self._is_server_first:  # else the client met an end
+            self._flow.alert = side, _NAMES.get(alert[1], f"alert {alert[1]}")
+            self._flow.discard_rest()
 
     def _encrypted(self, side: int, *, is_alert: bool) -> None:
         """Handle an encrypted record; is_alert: it has the size of an alert of TLS 1.3."""
@@ -124,10 +145,12 @@ class Alerts:
         self._is_encrypted[side] = True
         if not is_client and not self._is_encrypted[flow.client]:
             self._is_1_3 = True
-            return
+            if not is_alert:
+                return
         if is_client and not is_alert and self._is_1_3:  # its Finished, or data behind it
             return
-        if is_alert and (is_first if is_client else self._is_1_3):  # a client's later one is its close_notify
+        # a client's later one is its close_notify
+        if is_alert and (is_first if is_client else self._is_1_3 and not self._has_client_ended):
             flow.alert = side, ENCRYPTED
         self._is_over = True
         flow.discard_rest()

@@ -182,6 +182,7 @@ def test_a_plaintext_response_means_a_port_without_tls(answer, authority, tmp_pa
         (((0, HELLO),), "unanswered", "tls_unanswered"),
         (((0, HELLO[:20]),), None, "tls"),  # a probe
         (((0, request(1)), (1, b"\x15\3\1\0\2\2\x46")), "TLS expected", "tls_expected"),
+        (((0, request(1)), (1, b"\x15\3\1"), (1, b"\0\2\2\x46")), "TLS expected", "tls_expected"),
         (((0, HELLO), (1, b"\x16\3\3\0\2ok")), None, "tls"),
         (((0, request(1)), (1, answer(1))), None, "kafka"),
     ),
@@ -194,6 +195,18 @@ def test_a_connection_has_the_reason_of_its_failed_handshake(messages, failure, 
     (flow,) = seen.flows
     assert flow.columns()["tls_failure"] == failure
     assert seen.quality.count(kind) == 1
+
+
+@pytest.mark.parametrize("is_before", (True, False))
+def test_an_alert_behind_the_clients_fin_may_be_the_servers_close_notify(is_before, tmp_path):
+    """So it is not known whether the handshake failed."""
+    wire = Wire().shake()
+    for side, data in (*BOTH, (1, DATA), (0, DATA)):
+        wire.send(side, data)
+    for side in (0, 1) if is_before else (1, 0):
+        wire.send(side, LIKE_ALERT if side else b"", flags=ACK if side else FIN | ACK)
+    (flow,) = wire.send(1, flags=FIN | ACK).send(0).seen(tmp_path).flows
+    assert flow.columns()["tls_failure"] == (None if is_before else f"{ENCRYPTED} by broker")
 
 
 class Followed:
@@ -235,12 +248,15 @@ BOTH = (0, SHAKE), (1, SHAKE)  # by the client, by the server
         ((*BOTH, (1, tls(22, 0) + FATAL_40)), (1, "handshake_failure")),
         ((*BOTH, (1, tls(22, 1) + tls(22, 2) + tls(22, 3) + FATAL_40)), (1, "handshake_failure")),
         ((*BOTH, (1, tls(21, 1) + DATA)), None),
+        ((*BOTH, (1, tls(21, 1, b"\2") + tls(21, 1, b"\x28"))), (1, "handshake_failure")),
+        ((*BOTH, (1, tls(21, 1, b"\1") + tls(21, 1, b"\x28") + FATAL_40)), (1, "handshake_failure")),
         # TLS 1.3: the server encrypts first
         ((*BOTH, (1, DATA), (0, LIKE_ALERT)), (0, ENCRYPTED)),
         ((*BOTH, (1, CHANGE + DATA), (0, CHANGE + LIKE_ALERT)), (0, ENCRYPTED)),
         ((*BOTH, (1, DATA), (0, tls(23, 18))), None),
         ((*BOTH, (1, DATA), (0, tls(23, 20))), None),
-        ((*BOTH, (1, LIKE_ALERT), (0, LIKE_ALERT)), (0, ENCRYPTED)),
+        ((*BOTH, (1, LIKE_ALERT), (0, LIKE_ALERT)), (1, ENCRYPTED)),
+        ((*BOTH, (1, DATA + LIKE_ALERT)), (1, ENCRYPTED)),
         ((*BOTH, (1, DATA), (0, DATA), (1, LIKE_ALERT)), (1, ENCRYPTED)),
         ((*BOTH, (1, DATA), (0, DATA * 2), (1, LIKE_ALERT)), (1, ENCRYPTED)),
         ((*BOTH, (1, DATA), (0, DATA), (1, DATA + LIKE_ALERT)), None),  # the handshake succeeded

@@ -34,7 +34,7 @@ from kproxy.addresses import numeric
 from kproxy.protocol.apis import DESCRIBE_GROUPS, DESCRIBE_TRANSACTIONS, ENVELOPE, METADATA
 from kproxy.protocol.schema import api_name, schema
 from kproxy.proxy.config.api_groups import ALWAYS, READ_ONLY, group_keys, keys_of_names
-from kproxy.proxy.config.policy import Rule, default_of
+from kproxy.proxy.config.policy import PRINCIPAL_TYPE, Rule, default_of
 from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.filters.policy.globs import Matcher, Patterns
 from kproxy.proxy.filters.policy.lists import MENTIONED
@@ -156,7 +156,8 @@ class _Compiled:
 
     def may_be_for(self, address: str) -> bool:
         """Return whether the rule matches a client of any principal, or may allow one that is not known yet."""
-        return (self.principals is None or self.principals.is_all or self.allows) and self._is_at(address)
+        is_for_all = self.principals is None or self.principals.is_all or f"{PRINCIPAL_TYPE}*" in self.principals.texts
+        return (is_for_all or self.allows) and self._is_at(address)
 
     def _is_at(self, address: str) -> bool:
         if self.networks is None:

@@ -505,6 +505,26 @@ def test_versions_of_which_no_request_passes(rules, refused):
     assert found == {key: frozenset(versions) for key, versions in refused.items()}
 
 
+ALLOW = {"action": "allow"}
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_offered"),
+    [
+        ([DENY_NEW_FETCH | {"principal": "User:bob"}, ALLOW], True),
+        ([DENY_NEW_FETCH | {"principal": ["User:bob", "User:eve"]}, DENY_NEW_FETCH | {"principal": "User:al*"}], True),
+        ([DENY_NEW_FETCH | {"principal": "User:*"}, ALLOW], False),
+        ([DENY_NEW_FETCH | {"principal": "*"}, ALLOW], False),
+        ([ALLOW | {"principal": "User:bob"}, DENY_NEW_FETCH], True),  # what bob may use
+        ([ALLOW | {"principal": name, "api": "Fetch", "version": "0-12"} for name in ("User:bob", "User:eve")], False),
+    ],
+)
+def test_before_a_login_versions_are_offered_that_a_principal_may_use(rules, is_offered):
+    """Rules that each name some principals deny nothing to others, even if these are all that there are."""
+    found = Policy(cluster(*rules)).before_login("10.1.2.3")(None).refused_versions
+    assert (13 not in found.get(1, ())) is is_offered
+
+
 @pytest.mark.parametrize(
     ("rule", "says"),
     [
