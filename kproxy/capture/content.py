@@ -126,8 +126,8 @@ def _plausible(head: bytes | bytearray) -> bool:
     size, key_version, _ = frames.REQUEST_HEAD.unpack_from(head)
     if key_version == CONTROLLED_SHUTDOWN << 16:  # the one header without a client id
         return bool(size == 12)
-    if key_version >> 16 == API_VERSIONS and key_version & 0xFFFF < 32 and 10 <= size <= 4096:
-        return True  # a client newer than our schema opens with it
+    if key_version >> 16 == API_VERSIONS and 10 <= size <= 4096:  # a client newer than our schema opens with it
+        return key_version & 0xFFFF < 32 or frames.client_id(head, 0, len(head)) is not ...
     return frames.plausible_request(head, 0, len(head))
 
 

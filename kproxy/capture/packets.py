@@ -35,8 +35,8 @@ IPOIB = 242
 _IPV4, _IPV6, _TEB, _PPP, _PPPOE, _NSH = 0x0800, 0x86DD, 0x6558, 0x880B, 0x8864, 0x894F
 _ERSPAN_2, _ERSPAN_3 = 0x88BE, 0x22EB
 # Tags by their bytes, of which the last two are the next Ethernet type: VLAN, Cisco's security group, VN-Tag, E-Tag
-# (802.1BR), R-TAG (802.1CB).
-_TAGS = {0x8100: 4, 0x88A8: 4, 0x9100: 4, 0x9200: 4, 0x8909: 8, 0x8926: 6, 0x893F: 8, 0xF1C1: 6}
+# (802.1BR), R-TAG (802.1CB), HSR.
+_TAGS = {0x8100: 4, 0x88A8: 4, 0x9100: 4, 0x9200: 4, 0x8909: 8, 0x8926: 6, 0x893F: 8, 0xF1C1: 6, 0x892F: 6}
 _PROVIDER_BRIDGE = 0x88E7  # 802.1ah: four bytes, then Ethernet
 _FABRIC_PATH, _TRILL, _BATMAN = 0x8903, 0x22F3, 0x4305
 _BATMAN_BYTES = {0x40: 10, 0x42: 18}  # of the headers of its unicast packets, which Ethernet follows, by kind

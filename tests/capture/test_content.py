@@ -20,6 +20,7 @@ def request(key, version, body, correlation_id=7):
 HEARTBEAT = request(12, 4, {"groupId": "g"})
 METADATA = request(3, 9, {"topics": [{"name": "t"}]})
 NEWER = framed(b"\0\x12\0\x1f\0\0\0\7\0\2me" + bytes(9))  # ApiVersions in a version unknown to the schema
+NEWEST = framed(b"\0\x12\x7f\xff\0\0\0\7\0\2me" + bytes(9))
 ENDLESS = (1 << 20).to_bytes(4) + b"\0\0\0\3\0\0\0\7\0\2me" + bytes(content.HEAD)  # a Produce of 1 MiB
 CONNECT = (45).to_bytes(4) + bytes(12) + (18000).to_bytes(4) + bytes(8) + (16).to_bytes(4) + bytes(17)
 
@@ -33,6 +34,8 @@ CONNECT = (45).to_bytes(4) + bytes(12) + (18000).to_bytes(4) + bytes(8) + (16).t
         (framed(b"\0\7\0\0" + (7).to_bytes(4) + bytes(4)), b"", KAFKA, 16),  # ControlledShutdown v0: no client id
         (framed(b"\0\7\0\0" + (7).to_bytes(4) + bytes(5)), b"", NOT_KAFKA, 14),
         (NEWER, b"\0\0\0\5\0\0\0\7", KAFKA, 14),
+        (NEWEST, b"\0\0\0\5\0\0\0\7", KAFKA, 14),
+        (NEWEST.replace(b"\0\2me", b"\0\x42me"), b"\0\0\0\5\0\0\0\7", NOT_KAFKA, 14),
         (NEWER, b"\0\0\0\5\0\0\0\6", None, None),
         (NEWER, b"\0\0\0\5\0\0\0", None, None),
         (NEWER + bytes(content.HEAD), b"", KAFKA, content.HEAD),

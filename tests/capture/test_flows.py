@@ -372,6 +372,52 @@ class Wire:
         return Seen(path, **options)
 
 
+URG = 0x20
+
+
+def opened(syn=b"", syn_ack=b""):
+    """A connection whose SYN or SYN-ACK carries data (TCP Fast Open, RFC 7413)."""
+    return Wire().send(0, syn, flags=SYN).send(1, syn_ack, flags=SYN | ACK)
+
+
+def probed(side, wire):
+    """A keepalive of one byte, before the next one that is sent, and its acknowledgement."""
+    wire.next[side] -= 1
+    return wire.send(side, b"\xaa").send(1 - side)
+
+
+def again(wire, client_isn, broker_isn):
+    """The next connection of the same ports."""
+    wire.next = [client_isn, broker_isn]
+    return wire.shake()
+
+
+@pytest.mark.parametrize(
+    ("wire", "answered"),
+    [
+        (opened(request(1)).send(1, answer(1)).ask(2), [1, 2]),
+        (opened(request(1), answer(1)).ask(2), [1, 2]),
+        (probed(0, Wire().shake()).ask(1), [1]),
+        (probed(1, probed(0, Wire().shake().ask(1)).ask(2)).ask(3), [1, 2, 3]),
+        (Wire().shake().send(0, request(1), flags=ACK | URG).send(1, answer(1), flags=ACK | URG).ask(2), [1, 2]),
+        # what a RST carries is a text for people (RFC 9293), or is not delivered
+        (Wire().shake().ask(1).send(0, request(2)).send(1, answer(2), flags=RST | ACK), [1]),
+        (again(Wire().shake().ask(1), 900_000_000, 1_700_000_000).ask(2), [1, 2]),
+        (again(Wire(3_000_000_000, 4_000_000_000).shake().ask(1).send(0, flags=RST), 50, 60).ask(2), [1, 2]),
+        (
+            again(
+                Wire().shake().ask(1).send(1, flags=FIN | ACK).send(0, flags=FIN | ACK).send(1), 50, 4_000_000_000
+            ).ask(2),
+            [1, 2],
+        ),
+    ],
+)
+def test_segments_of_unusual_use_carry_what_they_deliver(wire, answered, tmp_path):
+    seen = wire.seen(tmp_path)
+    assert [exchange.correlation_id for _, exchange in seen.exchanges if exchange.outcome is ANSWERED] == answered
+    assert not {"gap", "retransmissions", "fault", "resync"} & seen.kinds().keys()
+
+
 def test_the_row_of_a_connection_has_its_life(tmp_path):
     wire = Wire().shake().ask(1, 2).send(0, flags=FIN | ACK).send(1, flags=FIN | ACK).send(0)
     seen = wire.seen(tmp_path)

@@ -204,6 +204,26 @@ LAYERS = {
     "e-tag": (1, ethernet(pack(">HIH", 0x1000, 0x10000, V4) + ipv4(SEGMENT), 0x893F), KEY),
     "r-tag": (1, ethernet(pack(">IH", 1, V4) + ipv4(SEGMENT), 0xF1C1), KEY),
     "provider backbone": (1, ethernet(pack(">I", 0x1234) + ethernet(tag(V4, ipv4(SEGMENT)), DOT1Q), 0x88E7), KEY),
+    "hsr": (1, ethernet(pack(">HHH", 0x40, 1, V4) + ipv4(SEGMENT), 0x892F), KEY),
+    "qinq in sll2": (276, pack(">H", QINQ) + bytes(18) + tag(DOT1Q, tag(V4, ipv4(SEGMENT))), KEY),
+    "vlan in vlan in sll": (113, bytes(14) + pack(">H", DOT1Q) + tag(DOT1Q, tag(V6, ipv6(SEGMENT))), KEY6),
+    "ipv6 with four extension headers": (
+        1,
+        ethernet(
+            ipv6(
+                bytes((60, 0, 1, 4, 0, 0, 0, 0, 43, 0, 1, 4, 0, 0, 0, 0, 44, *bytes(7), 6, *bytes(7))) + SEGMENT,
+                protocol=0,
+            ),
+            V6,
+        ),
+        KEY6,
+    ),
+    "segment routing of ipv6": (
+        1,
+        ethernet(ipv6(bytes((6, 2, 4, 0, 0, 0, 0, 0)) + packet.BROKER6[0] + SEGMENT, protocol=43), V6),
+        KEY6,
+    ),
+    "4in6": (1, ethernet(ipv6(ipv4(SEGMENT), protocol=4), V6), KEY),
     "lisp": (1, ethernet(ipv4(udp(4341, b"\xc0" + bytes(7) + ipv6(SEGMENT)), protocol=17)), KEY6),
     "teredo": (1, ethernet(ipv4(udp(3544, ipv6(SEGMENT)), protocol=17)), KEY6),
     "ip over udp": (1, ethernet(ipv4(udp(5555, ipv4(SEGMENT)), protocol=17)), KEY),
@@ -282,6 +302,14 @@ def dissect(link, data, dissector=None):
     around = b"\x45" * 64
     dissector = dissector or packets.Dissector(quality)
     return dissector.segment(link, around + data + around, 64, 64 + len(data), 5), quality
+
+
+def test_a_jumbogram_has_its_length_in_an_option():
+    """RFC 2675: the length of the IP header is 0."""
+    segment = packet.tcp(bytes(70_000), source=packet.CLIENT6, target=packet.BROKER6)
+    options = bytes((6, 0, 0xC2, 4)) + pack(">I", 8 + len(segment))
+    found, quality = dissect(1, ethernet(ipv6(options + segment, protocol=0, length=0), V6))
+    assert found[8] == 70_000 and not list(quality)
 
 
 @pytest.mark.parametrize("name", LAYERS)

@@ -1,5 +1,6 @@
 """pcapng: each block at its limits, in windows of any size, among damaged blocks."""
 
+import subprocess
 from dataclasses import astuple
 from struct import pack
 
@@ -189,3 +190,34 @@ def test_only_times_that_tables_can_hold_are_accepted(read, kind, seconds, ticks
     found, flaws, _ = read(1 << 19, packet.section(), packet.interface(options=options), odd)
     assert [each[0] for each in found] == ([] if time_ns is None else [time_ns])
     assert flaws == ([("damaged", 1, 36, -1, -1)] if time_ns is None else [])
+
+
+@pytest.mark.parametrize(
+    "interfaces",
+    [
+        [("<", 9, 1_700_000_000, 0)],
+        [("<", 9, -3600, 1_700_003_600_000_000_000)],
+        [("<", 12, 1_700_000_000, 0)],  # picoseconds
+        [("<", 0x80 | 20, 1_700_000_000, 0)],  # 2**-20 seconds
+        [("<", 9, 1, 1_700_000_000_000_000_000), (">", 6, -5, 1_700_000_000_000_000)],
+        [(">", 0x80 | 32, 0, 1_700_000_000 << 32), ("<", 9, 0, 1_700_000_000_000_000_000), (">", 0, 7, 1_700_000_000)],
+    ],
+)
+def test_times_of_sections_of_any_byte_order_are_those_of_tshark(tmp_path, interfaces):
+    """Each section has an interface of its own: its byte order, resolution, offset in seconds, and first ticks."""
+    path = tmp_path / "sections.pcapng"
+    frame = packet.ethernet(packet.ipv4(packet.tcp(b"payload")))
+    with path.open("wb") as file:
+        for order, resolution, offset_s, ticks in interfaces:
+            options = packet.option(9, bytes((resolution,)), order) + packet.option(
+                14, pack(order + "q", offset_s), order
+            )
+            file.write(packet.section(order) + packet.interface(options=options, order=order))
+            for number in range(3):
+                file.write(packet.enhanced(frame, ticks + number * 1_234_567, order=order))
+    command = ["tshark", "-r", str(path), "-T", "fields", "-e", "frame.time_epoch"]
+    lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    expected = [int(line.replace(".", "")) for line in lines]
+    quality = Quality()
+    assert [record[0] for window in Capture([path], quality).windows() for record in window.records] == expected
+    assert len(expected) == 3 * len(interfaces) and not list(quality)
