@@ -3,8 +3,9 @@
 Duty: in a file with several snap lengths, as of two interfaces or of two machines whose captures were merged, a packet
 may be there twice, cut and whole. A cut packet then gets the bytes of its longest copy within NEAR_BYTES of the file
 and SAME_PACKET_NS, and keeps its place and time; the copy stays where it is, and counts as a copy. If TCP's options
-were cut, they are not compared. Windows in which no packet has more bytes than one that was cut, as in all captures
-with one snap length, are passed on as they are.
+were cut, they are not compared. Without such a copy, it gets its bytes from the shorter segments that a network
+card made of it (TSO, GSO), if all of them are whole. Windows in which no packet has more bytes than one that was cut,
+as in all captures with one snap length, are passed on as they are.
 
 From the first cut packet on, a window is held back until the next NEAR_BYTES were read. Memory: the windows of these,
 and of the NEAR_BYTES before; the identities of their packets, if some are cut and some longer. Refuses to know whether
@@ -13,7 +14,7 @@ a packet was captured twice or sent again.
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from mmap import mmap
 from typing import NamedTuple
@@ -25,6 +26,7 @@ from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.copies import row_of
 from kproxy.capture.packets import SAME_PACKET_NS, Dissector
 from kproxy.capture.quality import Quality
+from kproxy.capture.reassembly import MASK
 from kproxy.capture.records import Record, Window
 
 NEAR_BYTES = 1 << 22  # of captured packets between a cut packet and its copy
@@ -97,6 +99,15 @@ class _Packet:
     is_cut: bool
     whole: bytes  # its identity
     without_options: bytes
+    key: bytes
+    seq: int
+    length: int  # of its payload
+    payload_at: int  # in the packet
+
+    @property
+    def payload(self) -> bytes:
+        begin, end = self.record[2] + self.payload_at, self.record[3]
+        return bytes(self.data[begin : min(end, begin + self.length)])
 
     @property
     def identity(self) -> bytes:
@@ -140,6 +151,10 @@ class _Held:
                     captured < segment[8],
                     segment[1] + row,
                     without_options,
+                    segment[1],
+                    segment[2],
+                    segment[8],
+                    segment[6],
                 )
             )
         return found
@@ -152,6 +167,16 @@ class _Held:
             for identity in (packet.without_options, packet.whole):
                 if identity not in found or packet.captured > found[identity].captured:
                     found[identity] = packet
+        return found
+
+    @cached_property
+    def begins(self) -> dict[tuple[bytes, int], _Packet]:
+        """Segments that were not cut, by direction and sequence number: the longest of each."""
+        found: dict[tuple[bytes, int], _Packet] = {}
+        for packet in self.packets:
+            place = packet.key, packet.seq
+            if packet.length and not packet.is_cut and (place not in found or packet.length > found[place].length):
+                found[place] = packet
         return found
 
 
@@ -170,7 +195,7 @@ def _uncut(held: _Held, around: list[_Held]) -> Window:
     found = {
         packet: copy
         for packet in (held.packets if longer else ())
-        if packet.is_cut and (copy := _longest_copy(packet, longer)) is not None
+        if packet.is_cut and (copy := _longest_copy(packet, longer) or _joined(packet, longer)) is not None
     }
     if not found:
         return held.window
@@ -196,6 +221,26 @@ def _longest_copy(packet: _Packet, windows: list[_Held]) -> _Packet | None:
     copies = (each.longest_of.get(packet.identity) for each in windows)
     near = [copy for copy in copies if copy is not None and copy.captured > packet.captured and packet.is_near(copy)]
     return max(near, key=lambda copy: copy.captured, default=None)
+
+
+def _joined(packet: _Packet, windows: list[_Held]) -> _Packet | None:
+    """The packet with the bytes of the shorter segments that have all of its payload; None: some are missing."""
+    if packet.captured < 0:
+        return None
+    parts = [packet.data[packet.record[2] : packet.record[2] + packet.payload_at]]
+    done = 0
+    while done < packet.length:
+        place = packet.key, packet.seq + done & MASK
+        parts_here = (each.begins.get(place) for each in windows)
+        near = [part for part in parts_here if part is not None and packet.is_near(part)]
+        part = max(near, key=lambda part: part.length, default=None)
+        if part is None or part.length > packet.length - done or part.length == packet.length:
+            return None
+        parts.append(part.payload)
+        done += part.length
+    data = b"".join(parts)
+    time_ns, link, _, _, wire_bytes = packet.record
+    return replace(packet, data=data, record=(time_ns, link, 0, len(data), wire_bytes), captured=packet.length)
 
 
 def _with_room(window: Window) -> Window:

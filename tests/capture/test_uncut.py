@@ -1,6 +1,7 @@
 """Packets that one capture cut and another one has whole, in one file, have all of their bytes."""
 
 from itertools import islice
+from struct import pack_into, unpack_from
 
 import pytest
 
@@ -8,9 +9,10 @@ from kproxy.capture.columns.mapped import Columns
 from kproxy.capture.packets import SAME_PACKET_NS
 from kproxy.capture.records import Window
 from kproxy.capture.uncut import NEAR_BYTES, uncut
+from kproxy.wire.events import ANSWERED
 from tests import captures
 from tests.capture import packet
-from tests.capture.story import BEGIN_NS, Line, Story
+from tests.capture.story import BEGIN_NS, Line, Story, answer, request
 from tests.capture.test_flows import Seen
 
 
@@ -102,6 +104,36 @@ def overwriting(packets, count):
             buffer[end : end + len(data)] = data
             end += len(data)
         yield Window(buffer, 0, Columns.of(Window(bytes(buffer), 0, records)), is_lasting=False)
+
+
+def segments_of(data, size):
+    """What a network card makes of a packet: segments of `size` bytes, with the next identities."""
+    head, payload = data[:54], data[54:]
+    identity, seq = unpack_from(">H", head, 18)[0], unpack_from(">I", head, 38)[0]
+    for number, at in enumerate(range(0, max(1, len(payload)), size)):
+        some, segment = payload[at : at + size], bytearray(head)
+        pack_into(">HH", segment, 16, 40 + len(some), identity + number & 0xFFFF)
+        pack_into(">I", segment, 38, seq + at & 0xFFFFFFFF)
+        yield bytes(segment) + some
+
+
+@pytest.mark.parametrize(("lost", "count"), [(None, 200), (2, 100)])
+def test_a_cut_packet_is_read_from_the_segments_that_a_network_card_made_of_it(tmp_path, lost, count):
+    """The sender's end was cut, and the receiver's is whole; lost: a segment that is missing there."""
+    story = Story()
+    line = Line(story, 40001).shake()
+    for first in (0, 100):
+        line.send(0, b"".join(map(request, range(first, first + 100))))
+        line.send(1, b"".join(map(answer, range(first, first + 100))))
+    packets = []
+    for number, (time_ns, data, length) in enumerate(story.packets):
+        packets.append((time_ns, 0, data[:60], length))
+        for place, segment in enumerate(segments_of(data, 1000)):
+            if (number, place) != (3, lost):
+                packets.append((time_ns + 20_000 + place, 1, segment, len(segment)))
+    seen = Seen(merged(tmp_path / "merged.pcapng", packets))
+    assert len([exchange for _, exchange in seen.exchanges if exchange.outcome is ANSWERED]) == count
+    assert ("truncated" in seen.kinds()) == (lost is not None)
 
 
 @pytest.mark.parametrize(("apart", "is_read"), [(NEAR_BYTES, True), (NEAR_BYTES + 1, False)])
