@@ -29,8 +29,8 @@ from pathlib import Path
 from bench import cases, processes
 from bench.load import Load, SaturatingLoad
 from bench.processes import BenchError, Proxy
+from kproxy.core import native
 from kproxy.protocol.schema import api_name
-from kproxy.proxy.relay.compiled import native
 
 REFERENCE = "haproxy"
 

@@ -34,8 +34,8 @@ from rich.table import Table
 from bench import cases, processes
 from bench.load import Load
 from bench.processes import BenchError, Process, Proxy
+from kproxy.core import native
 from kproxy.protocol.apis import API_VERSIONS
-from kproxy.proxy.relay.compiled import native
 from kproxy.proxy.sockets.sockets import READ_BYTES
 from kproxy.proxy.tls.tls_socket import TlsSocket
 from tests.certificates import Authority, Certificate

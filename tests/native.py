@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
+from kproxy import core
 from kproxy.proxy.relay import compiled
 
 needs_core = pytest.mark.skipif(
@@ -13,6 +14,11 @@ needs_core = pytest.mark.skipif(
 
 def lend_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the core relay each connection from its first read on, and again after each frame that it gives back."""
-    monkeypatch.setenv(compiled.CHOICE, compiled.NATIVE)
+    monkeypatch.setenv(core.CHOICE, core.NATIVE)
     monkeypatch.setattr(compiled, "FEW_READS", 1)
     monkeypatch.setattr(compiled, "MOST_READS", 1)
+
+
+reads_by_core = pytest.mark.skipif(
+    core.native() is None, reason="Python alone reads captures: it has no columns whose share could be compared"
+)

@@ -19,7 +19,7 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path
 # one of them though it stands beside, have their own order.
 LAYERS = (
     {"addresses", "errors", "interrupts", "wording"},
-    {"protocol", "zookeeper"},
+    {"core", "protocol", "zookeeper"},
     {"wire"},
     {"insight", "metrics", "tables", "capture"},
     {"flight"},

@@ -20,6 +20,7 @@ from kproxy.capture import content
 from kproxy.capture.clock import Clock
 from kproxy.capture.columns import inorder
 from kproxy.capture.columns.later import Deferred, Later
+from kproxy.capture.columns.pairs import PairReader
 from kproxy.capture.copies import Recent, times_of
 from kproxy.capture.flow import DISCARD, UNCONNECTED, Discard, Flow, Handlers, Shard
 from kproxy.capture.keys import SHARDS, back, shard_of
@@ -29,6 +30,7 @@ from kproxy.capture.reassembly import BEHIND, FURTHEST, MASK, Receiver, ahead
 from kproxy.capture.receivers import Kafka, Undecided, ZooKeeper
 from kproxy.capture.records import Record, Window
 from kproxy.capture.tls_alerts import Alerts
+from kproxy.core import native
 from kproxy.wire.bodies import BATCHES, ERRORS, TOPICS, Logs, Room
 from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
@@ -92,7 +94,8 @@ class Flows:
         self._dissector = Dissector(quality if first else Quality(), reads_icmp=True)
         self._detail = detail
         self._logs = logs if detail >= TOPICS else None
-        self._reads_columns = handlers.many is not None and detail <= BATCHES
+        core = native() if handlers.many is not None and detail <= BATCHES else None
+        self._reader = None if core is None else PairReader(core, detail, self._logs)
         self._ways: dict[bytes, tuple[Flow, int]] = {}
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._only = only
@@ -120,7 +123,7 @@ class Flows:
         self._packets = 0
         self.clock = Clock(quality if first else Quality())
         self._recent = Recent()
-        self._deferred = Deferred(detail, self._logs)
+        self._deferred = Deferred(self._reader)
 
     def window(self, window: Window) -> None:
         """Take the packets of a window."""
@@ -632,7 +635,7 @@ class Flows:
         midstream = not flow.start_seen or flow.lacks_beginning
         flow.session = CapturedSession(self._shards[shard_of(flow.keys[0])].interest, midstream=midstream)
         receiver = Kafka(flow, flow.session, self._handlers.decided(flow), flow.noted)
-        if not self._reads_columns:
+        if self._reader is None:
             return receiver
         flow.later = Later(flow, receiver, self._deferred)
         return flow.later

@@ -22,7 +22,7 @@ Program = tuple[int, ...]
 
 SKIP, ZERO, TEXT, FIXED_ARRAY, EACH, EMPTY, MAYBE, TAGS, NAME, ID, PARTITION, RECORDS, OFFSET = range(1, 14)
 NO_TAGS = [ZERO, 1]  # an empty tag section: one byte
-_COMPACT = 0  # the width of a varint length, which is the length plus one
+COMPACT = 0  # the width of a varint length, which is the length plus one
 
 
 # The fields of a Produce that is counted, with their operations.
@@ -69,7 +69,7 @@ def collecting(api_key: int, version: int, paths: frozenset[str], *, records: bo
     return (*header, *layout.operations(message.fields, ""))
 
 
-class _Layout(Walk):
+class Layout(Walk):
     """The operations for the fields of one version of a message."""
 
     special: Mapping[str, list[int]]  # operations of some fields, by path
@@ -78,9 +78,15 @@ class _Layout(Walk):
         """Return the operations for a struct."""
         present = [field for field in fields if self.version in field.versions]
         operations: list[int] = []
+        skips = False  # the last operation skips a number of bytes
         for field in present:
             if self.version not in field.tagged_versions:
-                operations += self.of_field(field, join(path, field.name))
+                found = self.of_field(field, join(path, field.name))
+                if skips and is_skip(found):
+                    operations[-1] += found[1]
+                else:
+                    operations += found
+                    skips = is_skip(found)
         if self.flexible:
             operations += self.of_tags([field for field in present if self.version in field.tagged_versions], path)
         return operations
@@ -89,7 +95,7 @@ class _Layout(Walk):
         nullable = int(self.version in field.nullable_versions)
         compact = self.flexible and field.compactable
         if field.is_array:
-            return self.of_array(field, path, _COMPACT if compact else 4, nullable)
+            return self.of_array(field, path, COMPACT if compact else 4, nullable)
         if not field.is_struct:
             return self.of_primitive(field.type, path, compact, nullable)
         body = self.operations(field.fields, path)
@@ -112,7 +118,7 @@ class _Layout(Walk):
         fixed, text = self.operations_at(path)
         if type_ in FIXED:
             return [fixed, size_of(FIXED[type_])]
-        return [text, _COMPACT if compact else 2 if type_ == "string" else 4, nullable]
+        return [text, COMPACT if compact else 2 if type_ == "string" else 4, nullable]
 
     def operations_at(self, path: str) -> tuple[int, int]:
         """Return the operation for a value of fixed size, and the one for a value with a length before it."""
@@ -123,7 +129,12 @@ class _Layout(Walk):
         raise NotImplementedError
 
 
-class _Response(_Layout):
+def is_skip(operations: list[int]) -> bool:
+    """Return whether the operations only skip a number of bytes."""
+    return len(operations) == 2 and operations[0] == SKIP
+
+
+class _Response(Layout):
     """The operations for a plain response; `carrier`: the path of its brokers."""
 
     def __init__(self, message: Message, version: int, carrier: str | None, special: Mapping[str, list[int]]) -> None:
@@ -148,7 +159,7 @@ class _Response(_Layout):
         return [TAGS, len(looked_at), *looked_at]
 
 
-class _Request(_Layout):
+class _Request(Layout):
     """The operations that collect values from a request."""
 
     def __init__(
@@ -166,7 +177,7 @@ class _Request(_Layout):
 
     def of_primitive(self, type_: str, path: str, compact: bool, nullable: int) -> list[int]:
         if type_ == "records":
-            return [self._records, _COMPACT if compact else 4, nullable]
+            return [self._records, COMPACT if compact else 4, nullable]
         return super().of_primitive(type_, path, compact, nullable)
 
     def operations_at(self, path: str) -> tuple[int, int]:

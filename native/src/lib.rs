@@ -1,11 +1,14 @@
-//! The compiled core of kproxy: it relays what needs no decision.
+//! The compiled core of kproxy: it relays what needs no decision, and reads captures.
 //!
-//! A `Lane` serves all connections of one event loop. It decides nothing: it asks Python about each kind of request once,
+//! A `Reader` reads the exchanges of captured connections (`kproxy/capture/columns/`). A `Lane` serves all connections of one event loop. It decides nothing: it asks Python about each kind of request once,
 //! and a frame that is not plain ends the turn of its connection, whose state goes to the Python session
 //! (`kproxy/proxy/relay/compiled.py`).
 
+mod bodies;
+mod capture;
 mod conn;
 mod program;
+mod rope;
 mod sockets;
 mod tally;
 mod turn;
@@ -15,6 +18,7 @@ use pyo3::types::{PyBytes, PyList};
 
 #[pymodule]
 fn kproxy_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<capture::Reader>()?;
     module.add_class::<tally::Lane>()?;
     module.add_class::<tally::Program>()?;
     module.add_class::<tally::Tally>()?;
@@ -23,6 +27,7 @@ fn kproxy_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(is_plain, module)?)?;
     module.add_function(wrap_pyfunction!(fits, module)?)?;
     module.add_function(wrap_pyfunction!(collected, module)?)?;
+    module.add_function(wrap_pyfunction!(capture::read_bodies, module)?)?;
     Ok(())
 }
 

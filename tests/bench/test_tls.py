@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from bench.tls import LIMITS
-from kproxy.proxy.relay.compiled import native
+from kproxy.core import native
 
 
 def test_the_smallest_request_is_measured_over_tls_beside_haproxy():

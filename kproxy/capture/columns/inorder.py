@@ -17,7 +17,7 @@ from struct import Struct
 
 import numpy as np
 
-from kproxy.capture.columns.lanes import Segments
+from kproxy.capture.columns.segments import Segments
 from kproxy.capture.packets import ETHERNET, FIN, RAW, RST, SAME_PACKET_NS, SLL, SLL2, SYN
 from kproxy.capture.reassembly import HALF, MASK
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kproxy.capture.columns import inorder, pairs
-from kproxy.capture.columns.lanes import Part, Segments
+from kproxy.capture.columns import inorder
+from kproxy.capture.columns.pairs import PairReader
+from kproxy.capture.columns.segments import Part, Segments
 from kproxy.capture.flow import Flow
 from kproxy.capture.receivers import Kafka
-from kproxy.wire.bodies import Logs
 from kproxy.wire.bulk import Bulk
 
 
@@ -132,11 +132,11 @@ class Later:
 class Deferred:
     """The connections of a window that have something to be played."""
 
-    def __init__(self, detail: int, logs: Logs | None) -> None:
+    def __init__(self, reader: PairReader | None) -> None:
+        """reader: None: nothing is deferred."""
         self.is_on = False
         self.waiting: list[Later] = []
-        self._detail = detail
-        self._logs = logs
+        self._reader = reader
         self._base = self._size = 0  # where the window's bytes are in memory
 
     def begin(self, whole: memoryview) -> None:
@@ -178,10 +178,10 @@ class Deferred:
                         for name in ("side", "start", "end", "time_ns")
                     )
                 )
-                if size < inorder.FEWEST:
+                if size < inorder.FEWEST or self._reader is None:
                     _one_by_one(whole, segments, parts)
                 else:
-                    for bulk in pairs.read(whole, segments, parts, self._detail, self._logs):
+                    for bulk in self._reader.read(whole, segments, parts):
                         yield [later.flow for later in laters], bulk
                 for later, part in zip(laters, parts, strict=True):
                     later.clock_ns = part.clock_ns

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kproxy.core import native
 from kproxy.errors import ConfigError, KproxyError, of_extras
 from kproxy.metrics import Metrics
 from kproxy.proxy import log_lines
@@ -21,7 +22,7 @@ from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.filters.flight import FlightRecorder
 from kproxy.proxy.process.changing.changes import Changes, same_upstream
 from kproxy.proxy.process.cluster import ClusterProxy
-from kproxy.proxy.relay.compiled import Core, native
+from kproxy.proxy.relay.compiled import Core
 from kproxy.proxy.relay.pressure import Pressure
 from kproxy.proxy.sockets import descriptors
 from kproxy.proxy.sockets.listeners import Gate

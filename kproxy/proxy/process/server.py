@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kproxy import __version__
 from kproxy.admin import parameters
+from kproxy.core import NATIVE, PYTHON, native
 from kproxy.errors import ConfigError, KproxyError
 from kproxy.metrics import Metrics
 from kproxy.metrics.summary import summarise
@@ -28,7 +29,6 @@ from kproxy.proxy.process.changing.reload import Reloader
 from kproxy.proxy.process.cluster import ClusterProxy
 from kproxy.proxy.process.relays import Relays
 from kproxy.proxy.process.team import Alone, Team
-from kproxy.proxy.relay.compiled import NATIVE, PYTHON, native
 from kproxy.proxy.sockets import descriptors
 from kproxy.proxy.sockets.given import GivenSockets
 from kproxy.proxy.sockets.listeners import Listener, is_local, why_unbound

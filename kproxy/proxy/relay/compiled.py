@@ -14,11 +14,8 @@ frames.
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
-from kproxy.errors import ConfigError
 from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES
 from kproxy.metrics.counting import ConnectionMetrics
 from kproxy.metrics.process import Metrics
@@ -44,8 +41,6 @@ from kproxy.wire.lending import (
 )
 from kproxy.wire.session import Session
 
-CHOICE = "KPROXY_CORE"  # the variable that chooses the implementation
-AUTO, NATIVE, PYTHON = "auto", "native", "python"  # auto: the compiled core if it is installed
 FEW_READS = 8  # before a connection is lent
 MOST_READS = 1024
 MAX_PART = 64 * 1024  # bytes of an incomplete frame that waits in the core for its rest
@@ -54,22 +49,6 @@ LONG_FRAMES = 64  # a connection that was lent for so many frames is soon lent a
 
 # Why the core gives a connection back, as in native/src/conn.rs.
 FRAME, UNSENT, ENDED, BROKEN, UNWRITABLE = range(1, 6)
-
-
-def native() -> ModuleType | None:
-    """Return the compiled core, None for Python alone. Raises ConfigError if it is asked for and not installed."""
-    choice = os.environ.get(CHOICE, AUTO)
-    if choice == PYTHON:
-        return None
-    if choice not in (AUTO, NATIVE):
-        raise ConfigError([(CHOICE, f"it is {choice!r}, and can be {AUTO}, {NATIVE} or {PYTHON}")])
-    try:
-        return import_module("kproxy_core")
-    except ImportError as fault:
-        if choice == AUTO and isinstance(fault, ModuleNotFoundError):
-            return None
-        text = f"the compiled core cannot be loaded: {fault}; pip install ./native builds it, {PYTHON} does without it"
-        raise ConfigError([(CHOICE, text)]) from None
 
 
 class Core:

@@ -23,7 +23,9 @@ from tests import captures
 from tests.capture import packet
 from tests.capture.dialogues import Share, frames, stretches
 from tests.capture.test_flows import Wire
+from tests.native import reads_by_core
 
+pytestmark = reads_by_core
 NEVER = 1 << 40
 SHAPES = [
     "BASE",

@@ -6,6 +6,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from itertools import chain, count, cycle
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.capture.columns import pairs
-from kproxy.capture.columns.lanes import Part, Segments
+from kproxy.capture.columns.segments import Part, Segments
 from kproxy.protocol.apis import API_VERSIONS, FETCH, HEARTBEAT, PRODUCE
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire import bodies
@@ -27,8 +28,10 @@ from kproxy.wire.pairing import LIMIT
 from kproxy.wire.state import Usual
 from tests import captures
 from tests.capture.dialogues import Share, Stretch, frames, stretches
+from tests.native import reads_by_core
 from tests.wire.playbook import request, response
 
+pytestmark = reads_by_core
 BATCH = write_batch([Record(offset, 1_700_000_000_000, None, bytes(300)) for offset in range(5)])
 HANDSHAKE = 17
 TOPICS = [
@@ -159,6 +162,7 @@ class Comparison:
         self.exchanges = [what for one in expected for kind, what in one.emitted if kind == "Exchange"]
         share = Share(0, len(self.exchanges))
 
+        reader = pairs.PairReader(import_module("kproxy_core"), self.detail)
         left = [list(its) for its in self._segments]
         clocks = [0] * len(left)
         while any(left):
@@ -169,7 +173,7 @@ class Comparison:
                 window += its[:count]
                 del its[:count]
             columns = Segments(*np.array(window, np.int64).reshape(-1, 4).T)
-            for bulk in pairs.read(view, columns, parts, self.detail):
+            for bulk in reader.read(view, columns, parts):
                 for number, exchange in captures.one_by_one(bulk):
                     talks[number].emitted.append(plain(exchange))
                     share.by_column += 1

@@ -16,7 +16,9 @@ from bench.offline import KINDS, generate
 from tests import captures
 from tests.capture import packet
 from tests.capture.test_flows import WHOLE, Seen
+from tests.native import reads_by_core
 
+pytestmark = reads_by_core
 TABLE = Path(__file__).with_name("shares.csv")
 EXCHANGES = 6000
 

@@ -11,7 +11,9 @@ from kproxy.capture import packets, pcap, pcapng
 from kproxy.capture.columns import mapped, pairs
 from tests.capture import packet, story
 from tests.capture.columns.test_inorder import NEVER, results
+from tests.native import reads_by_core
 
+pytestmark = reads_by_core
 EXPECTED = Path(__file__).with_name("story.txt")
 USUAL = {None, 0, "answered", "full", "plain"}  # these values are not written
 OF_CONNECTION = ("late_answer_since_ns", "closed_ns")

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from kproxy.core import CHOICE
 from kproxy.errors import ConfigError
 from kproxy.protocol.apis import PRODUCE
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.process import relays as of_process
 from kproxy.proxy.process.changing.changes import Changes
 from kproxy.proxy.process.relays import Relays
-from kproxy.proxy.relay.compiled import CHOICE
 from tests.native import lend_at_once, needs_core
 from tests.proxy.live import HOST, Broker, Wire, kproxy, live
 from tests.proxy.process.test_cluster import advertised, node

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import pytest
 
+from kproxy import core
 from kproxy.errors import ConfigError
 from kproxy.protocol.apis import FETCH, FIND_COORDINATOR, HEARTBEAT, LIST_OFFSETS, METADATA, OFFSET_COMMIT, PRODUCE
 from kproxy.protocol.records import Record, write_batch
@@ -725,7 +726,7 @@ def test_a_request_in_parts_is_unanswered_if_its_connection_is_cut(
             assert core is None or core.part_bytes == 0
             broker.close()
 
-    monkeypatch.setenv(compiled.CHOICE, compiled.PYTHON)
+    monkeypatch.setenv(core.CHOICE, core.PYTHON)
     live(test())
     lend_at_once(monkeypatch)
     live(test())
@@ -805,7 +806,7 @@ def test_records_are_counted_after_a_reload_that_asks_for_topics(monkeypatch: py
     [("rust", "it is 'rust', and can be auto, native or python"), ("native", "pip install ./native")],
 )
 def test_a_core_that_cannot_be_had_is_said(choice: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(compiled.CHOICE, choice)
+    monkeypatch.setenv(core.CHOICE, choice)
     monkeypatch.setitem(sys.modules, "kproxy_core", None)
     with pytest.raises(ConfigError, match=re.escape(said)):
-        compiled.native()
+        core.native()

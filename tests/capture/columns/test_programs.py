@@ -1,8 +1,9 @@
-"""Bodies read in lockstep have the rows that they have one by one, or are left to the reader of single bodies."""
+"""Bodies read by the core have the rows that the session reads, or are left to the session."""
 
 import random
 from collections import defaultdict
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.capture.columns import lockstep
+from kproxy.capture.columns import pairs, programs
 from kproxy.protocol.apis import LIST_OFFSETS
 from kproxy.protocol.records import Record, write_batch, write_message_set
 from kproxy.protocol.schema import Field
@@ -18,80 +19,65 @@ from kproxy.wire import bodies
 from kproxy.wire.bulk import NULL
 from tests import captures
 from tests.capture.dialogues import Share
+from tests.native import reads_by_core
 from tests.protocol.messages import Layout, Vector, layouts, vectors
 
+pytestmark = reads_by_core
 DETAILS = (bodies.ERRORS, bodies.TOPICS, bodies.BATCHES)
 TELLING = [layout for layout in layouts() if layout.api_key in (0, 1, 2, 8, 9, 78)]
 
 
-def laid_out(frames: list[bytes], dice: random.Random, oddness: float) -> tuple[bytearray, list[tuple[int, int, int]]]:
-    """Bytes that contain frames with gaps between them; (position in all frames, offset, length) of each piece.
+def laid_out(frames: list[bytes], dice: random.Random, oddness: float) -> tuple[bytearray, list[tuple[int, int]]]:
+    """Bytes that contain frames with gaps between them; (begin, end) of each piece.
 
     oddness: the share of frames that are split into pieces.
     """
     data = bytearray(b"\xff" * 512)
     pieces = []
-    position = 0
     for frame in frames:
         start = 0
         while start < len(frame):
             size = dice.choice((1, 9, 70, 500, 5000)) if dice.random() < oddness else len(frame)
             piece = frame[start : start + size]
-            pieces.append((position, len(data), len(piece)))
+            pieces.append((len(data), len(data) + len(piece)))
             data += piece + dice.randbytes(dice.randrange(70))
-            position += len(piece)
             start += size
-    return data + bytes(64), pieces
-
-
-def read(
-    layout: Layout, frames: list[bytes], detail: int, data: bytes, pieces: list[tuple[int, int, int]]
-) -> lockstep.Read | None:
-    reader = lockstep.reader(layout.api_key, layout.version, layout.side, detail)
-    if reader is None:
-        return None
-    columns = np.array(pieces, np.int64)
-
-    def seat(position: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        place = np.searchsorted(columns[:, 0], position, "right") - 1
-        return columns[place, 1] - columns[place, 0], columns[place, 0] + columns[place, 2]
-
-    begin = np.cumsum([0, *map(len, frames)])[:-1]
-    size = np.array([len(frame) for frame in frames])
-    shift, limit = seat(begin + layout.start)
-    whole = np.frombuffer(bytes(data), np.uint8)
-    return reader.read(whole, begin + layout.start, np.minimum(limit, begin + size), begin + size, shift, seat)
+    return data, pieces
 
 
 def compare(
     layout: Layout, frames: list[bytes], detail: int, dice: random.Random, oddness: float = 0.5
 ) -> tuple[int, int]:
-    """Compares both ways of reading; returns how many bodies were read in lockstep, and how many topic-partitions."""
-    found = read(layout, frames, detail, *laid_out(frames, dice, oddness))
-    if found is None:
+    """Compares both ways of reading; returns how many bodies the core read, and how many topic-partitions."""
+    program = programs.reading(layout.api_key, layout.version, layout.side, detail)
+    if program is None:
         return 0, 0
-    if found.bodies is not None:
-        assert (np.diff(found.bodies.of) >= 0).all() and (np.diff(found.bodies.batch_of) >= 0).all()
-    count = rows = 0
-    for number, frame in enumerate(frames):
-        if found.left[number] or found.short[number]:
+    data, pieces = laid_out(frames, dice, oddness)
+    core = import_module("kproxy_core")
+    values, rows = core.read_bodies(program, bytes(data), pieces, [len(frame) for frame in frames], layout.start)
+    found = pairs.bodies_of(rows)
+    assert (np.diff(found.of) >= 0).all() and (np.diff(found.batch_of) >= 0).all()
+    count = 0
+    for number, (frame, read) in enumerate(zip(frames, values, strict=True)):
+        if read is None:
             continue
         count += 1
         one = bodies.body_reader(layout.api_key, layout.version, layout.side, detail)(frame, layout.start, len(frame))
-        if found.bodies is not None:
-            at_once = captures.found(found.bodies, number)
-            assert at_once.partitions == list(one.partitions)
-            assert detail < bodies.BATCHES or at_once.batches == list(one.batches)
-            rows += len(at_once.partitions)
+        at_once = captures.found(found, number)
+        assert at_once.partitions == list(one.partitions)
+        assert detail < bodies.BATCHES or at_once.batches == list(one.batches)
+        throttle_ms, error_code, replica_id, has_rack = read
         if layout.side == "response":
-            code = None if found.error_code[number] == NULL else found.error_code[number]
-            assert (found.throttle_ms[number], code) == (one.throttle_ms, one.error_code)
+            code = None if error_code == NULL else error_code
+            assert (throttle_ms, code) == (one.throttle_ms, one.error_code)
             assert set(one.errors) <= {code}
-    return count, rows
+        else:
+            assert (replica_id, bool(has_rack)) == (one.replica_id, one.has_rack)
+    return count, len(found.of)
 
 
 @pytest.mark.parametrize("detail", DETAILS)
-def test_golden_vectors_read_in_lockstep_equal_those_read_one_by_one(detail: int) -> None:
+def test_golden_vectors_read_by_the_core_equal_those_read_one_by_one(detail: int) -> None:
     frames = defaultdict(list)
     for vector in vectors():
         if vector.layout.side != "data":
@@ -130,7 +116,7 @@ NAMES = ("orders", "payments", "a", "Grüße", "x" * 200, "")
 
 def filled(value: Any, dice: random.Random, oddness: float) -> Any:
     """A body with other values, as real ones have. oddness: how likely a field has a value that columns leave to the
-    other reader."""
+    session."""
     if isinstance(value, dict):
         return {name: content(name, inner, dice, oddness) for name, inner in value.items()}
     return [filled(inner, dice, oddness) for inner in value] if isinstance(value, list) else value
@@ -148,9 +134,9 @@ def content(name: str, value: Any, dice: random.Random, oddness: float) -> Any:
 
 @pytest.mark.parametrize(("oddness", "least"), ((0.0, 1.0), (0.1, 0.5)))
 @pytest.mark.parametrize("side", ("request", "response"))
-def test_bodies_read_in_lockstep_equal_those_read_one_by_one(side: str, oddness: float, least: float) -> None:
+def test_bodies_read_by_the_core_equal_those_read_one_by_one(side: str, oddness: float, least: float) -> None:
     """In any version, with any number of topics and partitions. Without odd values only requests of ListOffsets are
-    left to the other reader: no column has what they request."""
+    left to the session: no column has what they request."""
     share, rows = Share(), 0
     layouts_read = [each for each in TELLING if each.side == side and (each.api_key, side) != (LIST_OFFSETS, "request")]
 
@@ -188,8 +174,8 @@ def without_tags(value: Any, fields: Iterable[Field], version: int) -> Any:
     }
 
 
-def test_damaged_bodies_read_in_lockstep_equal_those_read_one_by_one() -> None:
-    """Bits are flipped and ends truncated: bodies that are read in lockstep give what the other reader gives."""
+def test_damaged_bodies_read_by_the_core_equal_those_read_one_by_one() -> None:
+    """Bits are flipped and ends truncated: bodies that are read by the core give what the session gives."""
     share = Share()
 
     @settings(max_examples=100, deadline=None)
