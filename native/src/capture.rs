@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use pyo3::buffer::PyBuffer;
+use pyo3::buffer::{PyBuffer, ReadOnlyCell};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
@@ -123,11 +123,7 @@ impl Reader {
         is_log: &Bound<'py, PyAny>,
     ) -> PyResult<(Vec<Taken>, Bound<'py, PyList>)> {
         let window = PyBuffer::<u8>::get_bound(window)?;
-        if !window.is_c_contiguous() {
-            return Err(PyValueError::new_err("the window is not contiguous"));
-        }
-        // The buffer is held until the end of the call, and nobody writes it: Python's lock is held, too.
-        let window = unsafe { std::slice::from_raw_parts(window.buf_ptr() as *const u8, window.len_bytes()) };
+        let window = bytes_of(py, &window)?;
         let mut columns: Vec<Vec<i64>> = Vec::new();
         for column in &segments {
             columns.push(column.to_vec(py)?);
@@ -156,6 +152,10 @@ impl Reader {
         }
         Ok((taken, groups))
     }
+}
+
+fn bytes_of<'a>(py: Python<'a>, window: &'a PyBuffer<u8>) -> PyResult<&'a [ReadOnlyCell<u8>]> {
+    window.as_slice(py).ok_or_else(|| PyValueError::new_err("the window is not contiguous"))
 }
 
 /// The complete frames of a direction, found as far as they are asked for.
@@ -236,7 +236,8 @@ impl Reading<'_, '_> {
                 break;
             }
             let number = part.number + taken as i64;
-            let pair = Pair { place, number, request: &request, response: &response, in_flight: in_flight as i64, free_at };
+            let pair =
+                Pair { place, number, request: &request, response: &response, in_flight: in_flight as i64, free_at };
             goes_on = self.pair(&pair, &part.openings)?;
             if goes_on {
                 free_at = self.segments.time_ns[response.last];
@@ -436,11 +437,12 @@ fn rows(py: Python<'_>, bodies: &Bodies) -> PyResult<PyObject> {
 pub fn read_bodies(
     py: Python<'_>,
     program: Vec<u32>,
-    window: &[u8],
+    window: PyBuffer<u8>,
     pieces: Vec<(i64, i64)>,
     sizes: Vec<usize>,
     start: usize,
 ) -> PyResult<(Vec<Option<Vec<i64>>>, PyObject)> {
+    let window = bytes_of(py, &window)?;
     let (first, end): (Vec<i64>, Vec<i64>) = pieces.into_iter().unzip();
     let zeros = vec![0; first.len()];
     let segments = Segments { window, side: &zeros, start: &first, end: &end, time_ns: &zeros };

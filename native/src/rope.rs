@@ -2,9 +2,11 @@
 
 use std::cmp::min;
 
+use pyo3::buffer::ReadOnlyCell;
+
 /// The segments of a window, by column: side, first byte and the one behind the last in the window, time.
 pub struct Segments<'a> {
-    pub window: &'a [u8],
+    pub window: &'a [ReadOnlyCell<u8>],
     pub side: &'a [i64],
     pub start: &'a [i64],
     pub end: &'a [i64],
@@ -106,7 +108,10 @@ impl<'a> Rope<'a> {
             if step == 0 {
                 return None;
             }
-            bytes[filled..filled + step].copy_from_slice(&self.segments.window[self.at..self.at + step]);
+            let found = &self.segments.window[self.at..self.at + step];
+            for (byte, cell) in bytes[filled..filled + step].iter_mut().zip(found) {
+                *byte = cell.get();
+            }
             filled += step;
             self.at += step;
         }
@@ -154,7 +159,8 @@ impl<'a> Rope<'a> {
         let mut rest = bytes;
         while !rest.is_empty() {
             let step = min(min(self.enter(), rest.len()), self.left);
-            if step == 0 || rest[..step] != self.segments.window[self.at..self.at + step] {
+            let found = &self.segments.window[self.at..self.at + step];
+            if step == 0 || rest.iter().zip(found).any(|(byte, cell)| *byte != cell.get()) {
                 return false;
             }
             self.at += step;
