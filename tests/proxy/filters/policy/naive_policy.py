@@ -1,4 +1,4 @@
-"""docs/policy.md as plain loops over rules: a second evaluator for what an answer may mention.
+"""docs/policy.md as plain loops over rules: a second evaluator of the names that a response may mention.
 
 Reads the groups of APIs from the table of that page. Imports nothing of kproxy: what it decides is independent of the
 code under test.
@@ -13,7 +13,7 @@ from typing import Any
 from tests.project import ROOT
 
 KINDS = ("topic", "group", "transactional_id")
-# The API by whose rules an answer to another request may mention a name.
+# By kind: its rules decide whether responses of other APIs may mention a name.
 DESCRIBES = {"topic": "Metadata", "group": "DescribeGroups", "transactional_id": "DescribeTransactions"}
 
 OF_CLUSTER = {"DescribeLogDirs", "ListPartitionReassignments"}  # only rules without names allow these lists
@@ -43,7 +43,7 @@ class Naive:
         return "address" not in rule or ipaddress.ip_address(address) in ipaddress.ip_network(rule["address"])
 
     def may_name(self, api: str, kind: str, name: str) -> bool:
-        """Whether a request of that API may name that."""
+        """Whether a request of that API may name this resource."""
         for rule in self.rules:
             if not is_about(rule, api):
                 continue
@@ -54,11 +54,11 @@ class Naive:
         return self.allows_others
 
     def may_see(self, kind: str, name: str) -> bool:
-        """Whether answers that were not asked for that name may mention it."""
+        """Whether responses may mention a name that the request did not contain."""
         return not self.has_names or self.may_name(DESCRIBES[kind], kind, name)
 
     def may_see_every(self, kind: str) -> bool:
-        """Whether no rule is in the way of any name of a kind."""
+        """Whether the rules allow every name of a kind."""
         if not self.has_names:
             return True
         for rule in self.rules:
@@ -66,12 +66,12 @@ class Naive:
                 continue
             if not any(of in rule for of in KINDS) or (kind in rule and rule["action"] == "deny"):
                 return rule["action"] == "allow"
-            if kind in rule and matches(rule[kind], "\0"):  # no glob but `*` fits what no name has
+            if kind in rule and matches(rule[kind], "\0"):  # without names, only the glob `*` matches
                 return True
         return self.allows_others
 
     def may_list(self, api: str, kind: str) -> bool:
-        """Whether a request may ask for all of a kind: it passes if some name could."""
+        """Whether a request may ask for all names of a kind: it passes if the rules could allow at least one name."""
         for rule in self.rules:
             if not is_about(rule, api):
                 continue

@@ -1,4 +1,4 @@
-"""Sessions whose requests a policy decides, and what it counted."""
+"""Sessions whose requests a policy decides, with its counters."""
 
 import random
 from collections import Counter
@@ -25,7 +25,7 @@ def cluster(*rules: dict[str, Any], **settings: Any) -> Cluster:
 
 
 class Lines:
-    """An audit that keeps its lines."""
+    """An audit log that keeps its lines in memory."""
 
     def __init__(self) -> None:
         self.lines: list[dict[str, Any]] = []
@@ -35,7 +35,7 @@ class Lines:
 
 
 class Decided(Dialogue):
-    """A dialogue through a policy. `refusals`: how many, by API and reason."""
+    """A dialogue through a policy. `refusals`: number of refused requests by API and reason."""
 
     def __init__(
         self,
@@ -67,15 +67,15 @@ class Decided(Dialogue):
         super()._take()
 
     def answers(self) -> list[bytes]:
-        """The frames that the client got, their sizes left out."""
+        """The frames that the client received, without their sizes."""
         return cut(self.sent[CLIENT])
 
     def requests(self) -> list[bytes]:
-        """The frames that the broker got, their sizes left out."""
+        """The frames that the broker received, without their sizes."""
         return cut(self.sent[BROKER])
 
     def answer(self, key: int, version: int) -> dict[str, Any]:
-        """The body of the only answer so far."""
+        """The body of the only response so far."""
         (frame,) = self.answers()
         return codec.decode_response(frame, key, version)[1]
 
@@ -89,7 +89,7 @@ def cut(data: bytes) -> list[bytes]:
     return frames
 
 
-# Few names, so that requests share them with each other and with rules.
+# Few names, so that the same ones occur in several requests and rules.
 TEXTS = ("a", "b", "orders", "orders-1", "secret-1", "app", "app-1", "x:y:0")
 IDS = tuple(UUID(int=number) for number in range(5))
 _NUMBERS = {"int8": (0, 1, 2, 4), "int16": (0, 1, 7), "int32": (0, 1, 99), "int64": (0, 1, 1 << 40)}

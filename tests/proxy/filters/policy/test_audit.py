@@ -1,4 +1,4 @@
-"""Lines of the audit reach their file, whatever is done to the file, and never block."""
+"""The audit log writes its lines to the file without blocking, also if the file is rotated, stuck or not writable."""
 
 import json
 import os
@@ -41,7 +41,7 @@ def test_a_file_that_was_rotated_is_opened_again(tmp_path):
     audit.close()
 
 
-def test_a_reader_that_stops_costs_lines_that_are_counted_and_nothing_else(tmp_path):
+def test_a_stopped_reader_makes_the_audit_drop_and_count_lines(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -72,10 +72,10 @@ def test_a_reader_that_stops_costs_lines_that_are_counted_and_nothing_else(tmp_p
     os.close(reader)
 
 
-def test_a_file_that_cannot_be_written_loses_lines_until_it_can(tmp_path):
+def test_lines_are_dropped_and_counted_until_the_file_can_be_written(tmp_path):
     path = tmp_path / "not-yet" / "audit.jsonl"
     audit = Audit(str(path))
-    for number in (1, 2, 3):  # the second and the third would have had the number of those before them
+    for number in (1, 2, 3):  # each line that is dropped counts once
         audit.add({"number": number})
     audit.flush(10)
     assert audit.dropped == 3
@@ -87,14 +87,14 @@ def test_a_file_that_cannot_be_written_loses_lines_until_it_can(tmp_path):
     audit.close()
 
 
-def test_names_of_a_line_are_few_and_short():
+def test_the_number_and_the_length_of_names_in_a_line_are_limited():
     assert shown(["a", "b", "a"]) == ["a", "b"]
     many = shown([str(number) for number in range(MAX_NAMES + 5)])
     assert len(many) == MAX_NAMES + 1 and many[-1] == "... and 5 more"
     assert len(shown(["x" * 9999])[0]) == 256
 
 
-def test_long_lines_that_wait_are_bounded_in_bytes(tmp_path):
+def test_waiting_lines_have_a_limit_in_bytes(tmp_path):
     path = tmp_path / "pipe"
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -107,12 +107,12 @@ def test_long_lines_that_wait_are_bounded_in_bytes(tmp_path):
     while b'"last"' not in found:
         found += os.read(reader, 1 << 20)
         if found.count(b"\n") == 100 - audit.dropped:
-            audit.add({"text": "last"})  # there is room again
+            audit.add({"text": "last"})  # the queue has room again
     audit.close()
     os.close(reader)
 
 
-def test_a_file_that_cannot_be_written_is_told_at_the_start_and_in_the_log(tmp_path, caplog):
+def test_a_file_that_cannot_be_written_is_reported_at_the_start_and_in_the_log(tmp_path, caplog):
     path = tmp_path / "no" / "audit.jsonl"
     with pytest.raises(ConfigError, match=f"audit: {path} cannot be written to: No such file or directory"):
         require_writable(str(path))

@@ -1,4 +1,4 @@
-"""What passes a policy, what is refused and how, over any split of the bytes."""
+"""Which requests a policy forwards, and how it refuses others, however their bytes are split."""
 
 from collections import Counter
 from sys import getsizeof
@@ -65,7 +65,7 @@ def codes(body, items, inner):
     return [(item["name"], [one["errorCode"] for one in item[inner]]) for item in body[items]]
 
 
-def test_of_several_denied_names_a_refusal_says_whose_reason_it_gives():
+def test_a_refusal_of_several_names_gives_the_reason_for_the_first():
     talk = Decided(NO_SECRETS, {"action": "allow", "topic": "orders"})
     talk.client(produce(1, "orders", "o" * 70, "secret-1"))
     (_, *denied) = talk.answer(PRODUCE, 9)["responses"]
@@ -75,18 +75,18 @@ def test_of_several_denied_names_a_refusal_says_whose_reason_it_gives():
 
 
 @pytest.mark.parametrize("cuts", [[], [3], [11], [30], [30, 31, 90], range(1, 120, 7)])
-def test_a_refused_produce_gets_an_error_for_each_partition_and_nothing_of_it_leaves(cuts):
+def test_a_refused_produce_gets_an_error_for_each_partition_and_no_byte_reaches_the_broker(cuts):
     talk = Decided(NO_SECRETS)
     talk.client(produce(1, "orders", "secret-1"), cuts)
     assert talk.sent[BROKER] == b""
-    # What was not denied was not done either: clients send it again.
+    # The allowed topics were not written either: clients send them again.
     assert codes(talk.answer(PRODUCE, 9), "responses", "partitionResponses") == [("orders", [6]), ("secret-1", [TOPIC])]
     message = talk.answer(PRODUCE, 9)["responses"][1]["partitionResponses"][0]["errorMessage"]
     assert message == "Produce was refused by kproxy: rule 1 denies it"
     assert talk.refusals == {("Produce", "rule"): 1}
     assert not talk.faults
     again = produce(2, "orders")
-    talk.client(again)  # the connection lives on
+    talk.client(again)  # the connection stays open
     assert talk.sent[BROKER] == again
 
 
@@ -111,7 +111,7 @@ def test_refusals_leave_in_the_order_of_the_requests():
     assert [frame[3] for frame in talk.answers()] == [1, 2, 3, 4]
 
 
-def test_each_kind_has_its_error():
+def test_each_kind_of_resource_has_its_error_code():
     by_group = {"action": "deny", "group": "secret-*"}
     talk = Decided(by_group)
     talk.client(request(HEARTBEAT, 4, 1, {"groupId": "secret-1"}))
@@ -133,7 +133,7 @@ def test_each_kind_has_its_error():
     assert [one["nodeId"] for one in found] == [-1, -1]
 
 
-def test_settings_of_brokers_are_the_clusters_and_no_rule_about_topics_allows_them():
+def test_a_rule_about_topics_does_not_allow_to_alter_broker_configs():
     talk = Decided({"action": "allow", "topic": "orders"})
     topic = {"resourceType": 2, "resourceName": "orders", "configs": []}
     broker = {"resourceType": 4, "resourceName": "1", "configs": []}
@@ -147,7 +147,7 @@ def test_settings_of_brokers_are_the_clusters_and_no_rule_about_topics_allows_th
     assert [(one["resourceName"], one["errorCode"]) for one in body["responses"]] == [("orders", 55), ("1", CLUSTER)]
 
 
-def test_everything_on_all_topics_is_judged_by_every_rule():
+def test_a_request_for_all_topics_needs_a_rule_without_names():
     only_orders = {"action": "allow", "topic": "orders"}
     for rules in ([only_orders], [NO_SECRETS]):
         talk = Decided(*rules)
@@ -160,8 +160,8 @@ def test_everything_on_all_topics_is_judged_by_every_rule():
 
 
 @pytest.mark.parametrize("rules", [(NO_SECRETS,), ({"action": "allow", "topic": "orders", "group": "*"},)])
-def test_a_broker_looks_for_no_topics_by_an_expression_for_who_may_not_name_all(rules):
-    """It would say which there are, by their ids."""
+def test_a_subscription_by_regex_needs_the_right_to_name_all_topics(rules):
+    """The broker's response would reveal the ids of the topics that match."""
     key, body = 68, {"groupId": "g", "memberId": "m", "subscribedTopicNames": None}
     talk = Decided(*rules).client(request(key, 1, 1, body | {"subscribedTopicRegex": "secret-.*"}))
     assert talk.sent[BROKER] == b"" and talk.answer(key, 1)["errorCode"] == TOPIC
@@ -173,7 +173,7 @@ def test_a_broker_looks_for_no_topics_by_an_expression_for_who_may_not_name_all(
     assert Decided(*everything).client(some).sent[BROKER] == some
 
 
-def test_who_asks_decides_too():
+def test_rules_match_principal_address_client_id_and_version():
     rules = (
         {"action": "allow", "principal": "User:alice", "topic": "a"},
         {"action": "allow", "address": ["192.168.0.0/16", "::1"], "topic": "b"},
@@ -196,7 +196,7 @@ def test_who_asks_decides_too():
     assert passes("d", version=8) and not passes("d", version=9)
 
 
-def test_one_connection_with_several_client_ids():
+def test_each_request_of_a_connection_is_judged_by_its_own_client_id():
     talk = Decided({"action": "deny", "client_id": "bad"})
     frames = [request(HEARTBEAT, 4, number, {"groupId": "g"}, client=client) for number, client in enumerate("xyx")]
     bad = request(HEARTBEAT, 4, 9, {"groupId": "g"}, client="bad")
@@ -207,7 +207,7 @@ def test_one_connection_with_several_client_ids():
 # --- topics by id -----------------------------------------------------------------------------------------------------
 
 
-def test_a_topic_id_that_is_not_known_yet_is_refused_with_an_error_that_clients_retry_after_metadata():
+def test_an_unknown_topic_id_is_refused_with_an_error_that_makes_clients_refresh_metadata():
     talk = Decided(NO_SECRETS)
     talk.client(fetch_by_id(1, A_TOPIC_ID))
     (topic,) = talk.answer(FETCH, 13)["responses"]
@@ -215,7 +215,7 @@ def test_a_topic_id_that_is_not_known_yet_is_refused_with_an_error_that_clients_
     assert [one["errorCode"] for one in topic["partitions"]] == [100]
     assert talk.refusals == {("Fetch", "unknown_topic_id"): 1}
     assert talk.names.unknown() == [A_TOPIC_ID]
-    # The client asks Metadata, and kproxy learns from the answer.
+    # The client sends Metadata, and kproxy learns the id from the response.
     topics = [{"name": "orders", "topicId": A_TOPIC_ID, "partitions": []}]
     talk.client(request(METADATA, 12, 2, {"topics": [{"name": "orders"}]}))
     talk.broker(response(METADATA, 12, 2, {"topics": topics}), [20])
@@ -223,7 +223,7 @@ def test_a_topic_id_that_is_not_known_yet_is_refused_with_an_error_that_clients_
     assert talk.requests()[-1] == fetch_by_id(3, A_TOPIC_ID)[4:]
 
 
-def test_a_topic_id_is_judged_by_the_name_that_it_means():
+def test_a_topic_id_is_judged_by_the_name_of_its_topic():
     talk = Decided(NO_SECRETS)
     talk.names.learn({A_TOPIC_ID: "secret-1"})
     talk.client(fetch_by_id(1, A_TOPIC_ID))
@@ -267,7 +267,7 @@ def test_metadata_of_denied_topics_alone_still_names_the_brokers(version):
 
 
 @pytest.mark.parametrize("version", range(14))
-def test_a_list_of_all_topics_leaves_out_what_the_client_may_not_see(version):
+def test_a_list_of_all_topics_omits_topics_that_the_client_may_not_see(version):
     everything = {"topics": None if version else []}
     talk = Decided(NO_SECRETS)
     talk.client(request(METADATA, version, 1, everything))
@@ -279,7 +279,7 @@ def test_a_list_of_all_topics_leaves_out_what_the_client_may_not_see(version):
     assert not talk.refusals
 
 
-def test_groups_are_listed_as_far_as_they_may_be_seen():
+def test_a_list_of_groups_omits_groups_that_the_client_may_not_see():
     talk = Decided({"action": "allow", "group": "app-*"}, rewrite=False)
     talk.client(request(LIST_GROUPS, 4, 1, {}))
     talk.broker(response(LIST_GROUPS, 4, 1, {"groups": [{"groupId": "app-1"}, {"groupId": "other"}]}))
@@ -293,8 +293,8 @@ def test_groups_are_listed_as_far_as_they_may_be_seen():
 
 
 @pytest.mark.parametrize("rules", [(), ({"action": "allow", "api": "broker"},)])
-def test_a_read_only_listener_passes_no_follower_whatever_the_rules_allow(rules):
-    """A broker moves the high watermark by what a Fetch of a replica asks for."""
+def test_a_read_only_listener_refuses_fetches_of_followers_whatever_the_rules_allow(rules):
+    """A broker advances the high watermark by the fetch offset of a replica."""
     talk = Decided(*rules, read_only=True, policy_default="allow")
     of_consumer, of_follower = (request(FETCH, 12, 1, {"replicaId": replica, "topics": []}) for replica in (-1, 3))
     talk.client(of_consumer)
@@ -303,7 +303,7 @@ def test_a_read_only_listener_passes_no_follower_whatever_the_rules_allow(rules)
     assert talk.sent[BROKER] == of_consumer and talk.refusals == {("Fetch", "read_only"): 1}
 
 
-def test_a_read_only_listener_passes_consumers_and_no_producer():
+def test_a_read_only_listener_passes_consumers_and_refuses_producers():
     for frame in (
         request(FETCH, 12, 1, {"topics": [{"topic": "t", "partitions": [{"partition": 0}]}]}),
         request(HEARTBEAT, 4, 1, {"groupId": "g"}),
@@ -336,7 +336,7 @@ def test_brokers_create_no_topic_for_a_consumer_of_a_read_only_listener(version)
 
 
 @pytest.mark.parametrize("version", [0, 4, 5, 7])
-def test_who_may_not_describe_the_settings_of_a_topic_creates_it_without_seeing_them(version):
+def test_a_client_without_describe_configs_creates_a_topic_but_does_not_see_its_configs(version):
     made = {"numPartitions": 3, "replicationFactor": 1, "configs": [{"name": "retention.ms", "value": "1"}]}
     answer = {"topics": [{"name": name, **(made if version >= 5 else {})} for name in ("orders", "app-1")]}
     talk = Decided({"action": "allow", "api": "CreateTopics"}, {"action": "allow", "topic": "orders"})
@@ -351,8 +351,8 @@ def test_who_may_not_describe_the_settings_of_a_topic_creates_it_without_seeing_
 
 
 @pytest.mark.parametrize(("topic", "created"), [("orders", True), ("app-1", False)])
-def test_brokers_create_topics_by_the_way_for_who_may_create_them(topic, created):
-    """Metadata asks all the same; a member of a Streams group is refused, since its broker would create them."""
+def test_brokers_create_topics_automatically_only_for_clients_with_the_right_to_create_them(topic, created):
+    """Otherwise kproxy clears the flag of Metadata, and refuses StreamsGroupHeartbeat, which has none."""
     rules = ({"action": "allow", "api": ["describe", "write"]}, {"action": "allow", "topic": "orders"})
     body = {"topics": [{"name": topic}], "allowAutoTopicCreation": True}
     (frame,) = Decided(*rules).client(request(METADATA, 9, 1, body)).requests()
@@ -364,9 +364,9 @@ def test_brokers_create_topics_by_the_way_for_who_may_create_them(topic, created
     assert created or talk.answer(88, 0)["errorCode"] == TOPIC
 
 
-def test_an_api_that_is_unknown_needs_a_rule_that_names_its_number():
+def test_an_unknown_api_needs_a_rule_with_its_number():
     frame = foreign_request(9999, 0, 1, b"\0\1c\0")
-    # What a rule denies could be in it.
+    # It could contain a name that a rule denies.
     for rule, reason in ((NO_SECRETS, "rule"), ({"action": "allow"}, "unknown_api")):
         talk = Decided(rule).client(frame)
         assert talk.sent[BROKER] == b"" and talk.faults[0].fatal
@@ -376,7 +376,7 @@ def test_an_api_that_is_unknown_needs_a_rule_that_names_its_number():
     assert Decided().client(frame).sent[BROKER] == frame  # without a policy
 
 
-def test_a_version_that_is_unknown_passes_only_if_no_rule_would_have_to_read_it():
+def test_an_unknown_version_passes_only_if_no_rule_depends_on_its_content():
     frame = foreign_request(PRODUCE, 99, 1, b"\0\1c\0")
     talk = Decided(NO_SECRETS).client(frame)
     assert talk.faults[0].fatal and talk.refusals == {("Produce", "unknown_version"): 1}
@@ -384,17 +384,17 @@ def test_a_version_that_is_unknown_passes_only_if_no_rule_would_have_to_read_it(
     assert not Decided({"action": "deny", "api": "Produce"}).client(frame).sent[BROKER]
     frame = foreign_request(HEARTBEAT, 99, 1, b"\0\1c\0")
     assert Decided(NO_SECRETS).client(frame).sent[BROKER] == frame
-    frame = foreign_request(CONSUMER_GROUP_DESCRIBE, 99, 1, b"\0\1c\0")  # its answer would name topics, unread
+    frame = foreign_request(CONSUMER_GROUP_DESCRIBE, 99, 1, b"\0\1c\0")  # its response could not be filtered
     assert not Decided(NO_SECRETS).client(frame).sent[BROKER]
     assert Decided(NO_SECRETS, filter_lists=False).client(frame).sent[BROKER] == frame
 
 
-def test_logins_and_versions_always_pass():
+def test_logins_and_api_versions_always_pass():
     frame = request(API_VERSIONS, 3, 1, {"clientSoftwareName": "x", "clientSoftwareVersion": "1"})
     assert Decided({"action": "deny"}).client(frame).sent[BROKER] == frame
 
 
-def test_what_does_not_decode_or_is_too_large_is_refused():
+def test_a_malformed_or_too_large_request_is_refused():
     cut_short = produce(1, "orders")
     talk = Decided(NO_SECRETS)
     talk.client((len(cut_short) - 4 - 30).to_bytes(4, "big") + cut_short[4:-30])
@@ -403,7 +403,7 @@ def test_what_does_not_decode_or_is_too_large_is_refused():
     names = ["t"] * 70_000
     talk.client(request(DELETE_TOPICS, 5, 1, {"topicNames": names}))
     assert talk.refusals == {("DeleteTopics", "too_large"): 1} and talk.faults[0].fatal
-    talk = Decided(NO_SECRETS)  # where the answer has one error for all of it, the connection lives on
+    talk = Decided(NO_SECRETS)  # the response has a top-level error code: the connection stays open
     topics = [{"topic": "t", "partitions": []}] * 70_000
     talk.client(request(FETCH, 12, 1, {"topics": topics}))
     assert talk.answer(FETCH, 12)["errorCode"] == INVALID_REQUEST
@@ -413,7 +413,7 @@ def test_what_does_not_decode_or_is_too_large_is_refused():
     assert talk.refusals == {("Produce", "too_large"): 1} and talk.faults[0].kind == "held_too_large"
 
 
-def test_what_no_rule_restricts_is_not_even_looked_at():
+def test_a_request_that_no_rule_restricts_is_forwarded_unread():
     talk = Decided(NO_SECRETS, {"action": "deny", "api": "DeleteGroups"})
     assert not talk.policy.authorizes(HEARTBEAT, 4)
     assert talk.policy.authorizes(PRODUCE, 9) and talk.policy.authorizes(DELETE_GROUPS, 2)
@@ -451,7 +451,7 @@ def test_every_administrative_request_is_audited_with_its_outcome():
     }
 
 
-def test_refusals_are_audited_and_requests_without_an_answer_too():
+def test_refusals_and_unanswered_requests_are_audited():
     talk = Decided(NO_SECRETS, audits=True)
     talk.client(produce(1, "orders", "secret-1") + request(DELETE_GROUPS, 2, 2, {"groupsNames": ["g"]}))
     talk.close(CLIENT).close(BROKER)
@@ -461,7 +461,7 @@ def test_refusals_are_audited_and_requests_without_an_answer_too():
     assert (lost["decision"], lost["groups"], lost["outcome"]) == ("allow", ["g"], "unanswered")
 
 
-def test_a_refusal_names_what_was_denied_where_the_request_names_more():
+def test_an_audit_line_lists_denied_names_if_others_were_allowed():
     def lines(*requests, rule=NO_SECRETS):
         return Decided(rule, audits=True).client(b"".join(requests)).audit.lines
 
@@ -473,14 +473,14 @@ def test_a_refusal_names_what_was_denied_where_the_request_names_more():
     topics = [{"name": name} for name in ("orders", "secret-1")]
     (line,) = lines(request(METADATA, 8, 1, {"topics": topics, "allowAutoTopicCreation": False}))
     assert line["topics"] == ["orders", "secret-1"] and line["denied"] == ["secret-1"]
-    # The settings of broker 1 need a right on the whole cluster, which is denied too: `denied` has names alone.
+    # The configs of broker 1 need a right on the cluster, which is denied too; `denied` contains only names.
     resources = [(2, "orders"), (2, "secret-1"), (4, "1")]
     asked = [{"resourceType": kind, "resourceName": name, "configs": []} for kind, name in resources]
     (line,) = lines(request(ALTER_CONFIGS, 1, 1, {"resources": asked}), rule={"action": "allow", "topic": "orders"})
     assert line["topics"] == ["orders", "secret-1"] and line["denied"] == ["secret-1"]
 
 
-def test_a_connection_that_a_refusal_closes_says_whose_it_was():
+def test_the_fault_of_a_refusal_that_closes_the_connection_names_the_principal():
     talk = Decided(NO_SECRETS).client(produce(1, "secret-1", acks=0))
     (fault,) = talk.faults
     assert "of User:alice is refused: rule 1 denies it (a producer with acks=0 gets no answer)" in fault.text
@@ -489,7 +489,7 @@ def test_a_connection_that_a_refusal_closes_says_whose_it_was():
 FOR_BROKERS = {"action": "allow", "api": "broker"}
 
 
-def test_what_brokers_send_each_other_is_judged_by_what_it_names_too():
+def test_names_in_requests_between_brokers_are_judged_too():
     markers = {"producerId": 1, "topics": [{"name": "secret-1", "partitionIndexes": [0]}]}
     talk = Decided(NO_SECRETS).client(request(WRITE_TXN_MARKERS, 1, 1, {"markers": [markers]}))
     assert talk.sent[BROKER] == b"" and not talk.faults
@@ -503,7 +503,7 @@ def test_what_brokers_send_each_other_is_judged_by_what_it_names_too():
 
 
 @pytest.mark.parametrize("cuts", [[], [20]])
-def test_a_request_in_an_envelope_does_not_pass_what_it_would_not_pass_alone(cuts):
+def test_a_denied_request_does_not_pass_inside_an_envelope(cuts):
     inside = request(DELETE_TOPICS, 1, 1, {"topicNames": ["secret-1"]})[4:]
     frame = request(ENVELOPE, 0, 1, {"requestData": inside, "clientHostAddress": b"\x7f\0\0\1"})
     for rule in (NO_SECRETS, {"action": "deny", "api": "DeleteTopics"}, {"action": "allow"}):
@@ -512,7 +512,7 @@ def test_a_request_in_an_envelope_does_not_pass_what_it_would_not_pass_alone(cut
     assert Decided({"action": "allow", "api": "broker"}).client(frame, cuts).sent[BROKER] == frame
 
 
-def test_what_is_remembered_of_names_is_bounded(monkeypatch):
+def test_the_number_of_remembered_names_is_limited(monkeypatch):
     monkeypatch.setattr(policy_module, "MAX_REMEMBERED", 100)
     talk = Decided({"action": "deny", "group": "secret-*"}, {"action": "deny", "client_id": "x"})
     for version in (0, 1, 2):
@@ -525,21 +525,21 @@ def test_what_is_remembered_of_names_is_bounded(monkeypatch):
 
 
 @pytest.mark.parametrize("token", [b"\0alice\0hunter2-hunter2", b"n,,n=alice,r=hunter2-nonce"])
-def test_a_token_where_a_request_should_be_is_no_client_id(token):
-    """Behind a handshake that its broker refused, for one: bytes 8 and 9 would be the length of an id."""
+def test_a_sasl_token_in_place_of_a_request_yields_no_client_id(token):
+    """For example after a handshake that the broker refused. Bytes 8 and 9 are not the length of a client id."""
     talk = Decided(NO_SECRETS, {"action": "allow", "client_id": "*hunter2*"}, audits=True).client(sized(token))
     (line,) = talk.audit.lines
     assert line["client_id"] is None and line["decision"] == "deny" and "nter2" not in str(line)
 
 
-def test_a_line_of_the_audit_is_short_whatever_a_client_calls_itself():
+def test_a_line_of_the_audit_cuts_long_client_ids():
     talk = Decided(NO_SECRETS, audits=True)
     body = {"acks": 1, "topicData": [{"name": "secret-1", "partitionData": []}]}
     talk.client(request(PRODUCE, 9, 1, body, client="\n" * 30_000))
     assert len(talk.audit.lines[0]["client_id"]) == 256
 
 
-def test_names_that_are_remembered_have_a_bound_in_bytes(monkeypatch):
+def test_the_bytes_of_remembered_names_are_limited(monkeypatch):
     """256 characters beyond UCS-2 take 1 KiB, and the bits of many rules some more."""
     monkeypatch.setattr(policy_module, "MAX_REMEMBERED_BYTES", 100_000)
     talk = Decided({"action": "deny", "group": "secret-*"})
@@ -550,8 +550,8 @@ def test_names_that_are_remembered_have_a_bound_in_bytes(monkeypatch):
     assert talk.policy._matching and not talk.faults
 
 
-def test_rules_that_identities_remember_are_bounded(monkeypatch):
-    """A client's id can choose among as many sets of rules as there are subsets of them."""
+def test_the_rules_remembered_for_identities_are_limited(monkeypatch):
+    """Client ids can match any subset of the rules, so the number of sets to remember is exponential."""
     rules = [{"action": "deny", "client_id": f"*{letter}*", "group": "g"} for letter in "abcdef"]
     monkeypatch.setattr(policy_module, "MAX_API_RULES", 200)
     talk = Decided(*rules)
@@ -563,7 +563,7 @@ def test_rules_that_identities_remember_are_bounded(monkeypatch):
     assert len(talk.requests()) == 64
 
 
-def test_what_a_connection_remembers_of_its_client_is_short():
+def test_a_connection_remembers_a_limited_part_of_its_client_id():
     talk = Decided({"action": "deny", "client_id": "x*", "group": "g"}, NO_SECRETS)
     for number in range(3):
         long = ("x" if number == 1 else "\N{GRINNING FACE}") + "c" * 30_000
@@ -571,13 +571,13 @@ def test_what_a_connection_remembers_of_its_client_is_short():
         authorizer = talk.authorizer
         kept = (authorizer._client_id, authorizer._client_head, authorizer._client_name)
         assert sum(map(getsizeof, kept)) < 8_000
-    assert len(talk.requests()) == 2 and talk.refusals["DescribeGroups", "rule"] == 1  # by the whole id
+    assert len(talk.requests()) == 2 and talk.refusals["DescribeGroups", "rule"] == 1  # it compares the whole id
     null = request(15, 0, 9, {"groups": ["g"]}, client=None)
     talk.client(null)
     assert len(talk.requests()) == 3
 
 
-def test_of_the_apis_that_a_connection_uses_few_are_remembered():
+def test_a_connection_remembers_a_limited_number_of_apis():
     talk = Decided({"action": "deny", "group": "secret-*"}, {"action": "allow"})
     for key, api in schema().apis.items():
         if key in (SASL_HANDSHAKE, ENVELOPE, SASL_AUTHENTICATE):
@@ -610,7 +610,7 @@ class Sliced(Decided):
 NAMES = [f"{'secret' if number % 3 else 'orders'}-{number}" for number in range(5000)]
 
 
-def test_a_request_of_many_names_that_pass_is_judged_in_slices_whatever_the_rules():
+def test_a_request_of_many_allowed_names_is_judged_in_slices():
     talk = Sliced(*({"action": "deny", "topic": f"*secret*{number}*x"} for number in range(200)))
     ask = request(METADATA, 9, 1, {"topics": [{"name": name} for name in NAMES]})
     talk.client(ask)
@@ -618,7 +618,7 @@ def test_a_request_of_many_names_that_pass_is_judged_in_slices_whatever_the_rule
     assert 0 < max(talk.judged) <= SLICE_NAMES and sum(talk.judged) >= len(NAMES)
 
 
-def test_long_names_are_more_work_than_short_ones():
+def test_a_slice_judges_fewer_names_if_they_are_long():
     talk = Sliced({"action": "deny", "topic": "*secret*x*"})
     topics = [{"name": "a" * 32_000 + str(number), "partitionData": []} for number in range(20)]
     talk.client(request(PRODUCE, 9, 1, {"acks": 1, "topicData": topics}))
@@ -627,7 +627,7 @@ def test_long_names_are_more_work_than_short_ones():
 
 
 def test_a_large_produce_is_decided_at_once_unless_it_names_many_topics():
-    """A decision in slices has the connection wait for its turn among all that are decided so."""
+    """A decision in slices makes its connection wait for the slices of other connections."""
     turns = []
     for count, length, size in (
         (1, 400, 100_000),
@@ -654,8 +654,8 @@ def test_a_large_produce_is_decided_at_once_unless_it_names_many_topics():
     (OFFSET_FETCH, 5, {"groupId": "g", "topics": [{"name": name, "partitionIndexes": [0, 1]} for name in NAMES]}),
     (32, 4, {"resources": [{"resourceType": 2, "resourceName": name} for name in NAMES]}),
 ])  # fmt: skip
-def test_the_refusal_of_many_names_is_that_of_few_and_is_made_in_slices(key, version, body, monkeypatch):
-    """Each slice makes at most so many elements of the answer."""
+def test_the_refusal_of_many_names_is_made_in_slices(key, version, body, monkeypatch):
+    """Each slice makes a limited number of elements of the response."""
     made = []
     struct = policy_refusals._Refusal._struct
 
@@ -681,7 +681,7 @@ def test_the_refusal_of_many_names_is_that_of_few_and_is_made_in_slices(key, ver
     assert talk.session._interest.held._held_bytes == 0
 
 
-def test_a_metadata_of_many_names_is_asked_and_answered_in_slices():
+def test_a_metadata_request_of_many_names_and_its_response_are_edited_in_slices():
     talk = Sliced({"action": "deny", "topic": "secret-*"})
     talk.client(request(METADATA, 9, 1, {"topics": [{"name": name} for name in NAMES]}))
     (asked,) = talk.requests()
@@ -690,7 +690,7 @@ def test_a_metadata_of_many_names_is_asked_and_answered_in_slices():
     came = {"topics": [{"name": name, "partitions": []} for name in orders], "brokers": []}
     calls = talk.calls
     talk.broker(response(METADATA, 9, 1, came))
-    assert talk.calls - calls > 20  # turns that others have
+    assert talk.calls - calls > 20  # turns for other connections
     topics = talk.answer(METADATA, 9)["topics"]
     assert {topic["name"]: topic["errorCode"] for topic in topics} == {
         name: 0 if name.startswith("orders") else TOPIC for name in NAMES
@@ -709,7 +709,7 @@ def test_a_list_of_many_names_is_filtered_in_slices():
     assert 0 < max(talk.judged) <= policy_lists._SLICE_SPANS and sum(talk.judged) >= len(NAMES)
 
 
-def test_the_settings_of_many_new_topics_are_hidden_in_slices_that_are_not_shorter_than_need_be():
+def test_the_configs_of_many_new_topics_are_hidden_in_full_slices():
     talk = Sliced({"action": "deny", "api": "DescribeConfigs", "topic": "secret-*"}, {"action": "allow"})
     topics = [{"name": name, "numPartitions": 1, "replicationFactor": 1} for name in NAMES]
     talk.client(request(CREATE_TOPICS, 5, 1, {"topics": topics}))

@@ -1,4 +1,4 @@
-"""What a policy remembers is bounded, and decides nothing: with room for little, every decision is the same."""
+"""The caches of a policy are bounded, and their size changes no decision."""
 
 import random
 from typing import Any
@@ -57,7 +57,7 @@ def decisions(number: int) -> list[object]:
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_what_is_forgotten_changes_no_decision(number, monkeypatch):
+def test_small_caches_change_no_decision(number, monkeypatch):
     expected = decisions(number)
     assert len({str(each)[:20] for each in expected}) > 3
     for module, names in SMALL.items():
@@ -66,11 +66,11 @@ def test_what_is_forgotten_changes_no_decision(number, monkeypatch):
                 patch.setattr(module, name, 1)
                 assert decisions(number) == expected, name
             monkeypatch.setattr(module, name, 2)
-    assert decisions(number) == expected  # all of them at once
+    assert decisions(number) == expected  # all caches small at once
 
 
 @pytest.mark.parametrize("most", [1, 3])
-def test_each_cache_grows_to_its_bound_and_no_further(most, monkeypatch):
+def test_each_cache_stops_growing_at_its_limit(most, monkeypatch):
     for module, name in ((policies, "MAX_REMEMBERED"), (policies, "MAX_CLEARANCES"), (authorizers, "MAX_TREATMENTS")):
         monkeypatch.setattr(module, name, most)
     monkeypatch.setattr(topic_names, "MAX_NAMES", most)
@@ -110,7 +110,7 @@ def test_the_bytes_of_remembered_names_are_bounded(more, monkeypatch):
 
 @pytest.mark.parametrize("length", [-1, 0, 1, 3, 1023, 1024, 1025])
 @pytest.mark.parametrize("more", [-2, -1, 0, 1])
-def test_a_client_id_is_what_its_length_says_if_it_is_all_there(length, more):
+def test_a_client_id_is_read_only_if_all_its_bytes_are_there(length, more):
     """A request of an unknown API may be a token without a header: then it has no client id."""
     text = bytes(97 + at % 26 for at in range(max(0, length + more)))
     frame = foreign_request(20_000, 0, 1, length.to_bytes(2, "big", signed=True) + text)

@@ -1,4 +1,4 @@
-"""What `explain` says is what a request meets."""
+"""`explain` predicts how a listener decides a request."""
 
 import random
 from collections import Counter
@@ -25,7 +25,7 @@ def said(api, **request):
     return [str(one) for one in explain(cluster(*RULES), api=api, **request)]
 
 
-def test_each_thing_that_a_request_names_has_its_line():
+def test_each_name_of_a_request_has_its_line():
     assert said("Produce", topics=["orders", "secret-1", "x"], address="10.1.1.1") == [
         "topic orders: allowed, rule 3 allows it",
         "topic secret-1: denied, rule 1 denies it",
@@ -40,7 +40,7 @@ def test_each_thing_that_a_request_names_has_its_line():
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_what_it_says_is_what_a_listener_does(seed):
+def test_explain_agrees_with_the_decision_of_a_listener(seed):
     rng = random.Random(seed)
     tally = Counter()
     for layout in rng.sample(REQUESTS, len(REQUESTS)):
@@ -56,12 +56,12 @@ def test_what_it_says_is_what_a_listener_does(seed):
             or names.expression
             or names.from_broker
         ):
-            continue  # which have no option
+            continue  # `explain` has no options for these
         if api == "StreamsGroupHeartbeat" and names.also:
-            continue  # the topics among them that a broker would create have no option
+            continue  # `explain` has no option for topics that a broker would create
         if names.cluster and (any(named.values()) or api in ("FindCoordinator", "InitProducerId")):
             continue
-        if not names.cluster and api not in ("ListGroups", "ListTransactions"):  # empty lists, which nobody sends
+        if not names.cluster and api not in ("ListGroups", "ListTransactions"):  # empty lists, which no client sends
             all_of_none = names.all_of is None and not names.topic
             if all_of_none and api in (
                 *("OffsetFetch", "DescribeShareGroupOffsets", "ElectLeaders", "DescribeConfigs", "AlterConfigs"),
@@ -77,7 +77,7 @@ def test_what_it_says_is_what_a_listener_does(seed):
     assert tally[True] > 100 and tally[False] > 100, tally
 
 
-def test_what_is_asked_without_a_name_is_named():
+def test_explain_describes_requests_without_names():
     rules = ({"action": "deny", "topic": "secret-*"}, {"action": "allow", "topic": "*", "group": "*"})
 
     def of(api, **request):
@@ -91,14 +91,14 @@ def test_what_is_asked_without_a_name_is_named():
     ]
 
 
-def test_what_cannot_be_read_says_so():
+def test_explain_reports_an_unknown_version_or_api():
     assert "kproxy does not read this version" in said("Produce", version=99)[0]
     assert "kproxy does not know the API" in str(explain(cluster({"action": "allow"}), api="9999")[0])
     (one,) = explain(cluster(read_only=True), api="Produce", topics=["t"])
     assert str(one) == "topic t: denied, the listener is read-only"
 
 
-def test_a_request_that_cannot_be_has_a_hint():
+def test_an_impossible_request_gets_a_hint():
     with pytest.raises(ConfigError) as caught:
         said("produce")
     assert "did you mean Produce?" in str(caught.value.faults)
@@ -111,7 +111,7 @@ def near(api, **request):
     return [line for one in explain(cluster(*RULES), api=api, **request) for line in one.near]
 
 
-def test_a_rule_that_one_key_keeps_from_allowing_is_named():
+def test_explain_names_a_rule_that_fails_to_allow_by_one_key():
     assert near("Produce", topics=["x"], address="10.1.1.1") == ["rule 3 would allow it, but its topic is orders"]
     assert near("Produce", topics=["orders"]) == ["rule 3 would allow it, but its address leaves 127.0.0.1 out"]
     assert near("JoinGroup", groups=["g"]) == ["rule 2 would allow it, but its principal is User:alice"]
@@ -122,7 +122,7 @@ def test_a_rule_that_one_key_keeps_from_allowing_is_named():
     assert near("Produce", topics=["orders", "secret-1"], address="10.1.1.1") == [], "rules decided"
 
 
-def test_a_list_has_the_rules_that_one_key_keeps_from_allowing_it_too():
+def test_explain_names_such_rules_for_lists_too():
     rules = ({"action": "allow", "api": "Fetch", "topic": "orders"}, {"action": "allow", "api": "read", "group": "g"})
     (topics,) = explain(cluster(*rules), api="Metadata")
     assert topics.near == ("rule 1 would allow it, but its api leaves Metadata out",)
@@ -130,7 +130,7 @@ def test_a_list_has_the_rules_that_one_key_keeps_from_allowing_it_too():
     assert groups.near == ("rule 2 would allow it, but its api leaves ListGroups out",)
 
 
-def test_a_rule_about_other_names_is_named_with_what_it_lacks():
+def test_explain_names_a_rule_about_other_kinds_of_names_with_the_difference():
     rule = {"action": "allow", "principal": "User:alice", "topic": "orders-*"}
 
     def said(api, **request):
@@ -142,7 +142,7 @@ def test_a_rule_about_other_names_is_named_with_what_it_lacks():
     assert line == "rule 1 would allow it, but it is about names (topic), and this needs a rule without them"
 
 
-def test_rules_for_others_are_named_where_there_is_none_for_who_asks():
+def test_explain_names_rules_for_other_principals_if_the_client_has_none():
     rules = (
         {"action": "allow", "principal": "User:alice", "topic": "orders"},
         {"action": "allow", "principal": "User:ops"},

@@ -1,4 +1,4 @@
-"""Clients that may read some topics get no sessions of Fetch."""
+"""Clients that may read only some topics get no fetch sessions."""
 
 from uuid import UUID
 
@@ -30,26 +30,26 @@ def judged():
 
 @pytest.mark.parametrize("cuts", [[], [20], range(1, 60, 3)])
 @pytest.mark.parametrize("version", [7, 12, 13, NEWEST])
-def test_the_session_of_somebody_else_cannot_be_gone_on_with(version, cuts):
-    talk = judged().client(fetch(version, 4711, 12), cuts)  # names nothing: a broker would send what was named before
+def test_a_client_cannot_continue_the_session_of_another_client(version, cuts):
+    talk = judged().client(fetch(version, 4711, 12), cuts)  # no topics: a broker would send those of the session
     assert talk.sent[BROKER] == b""
     answer = talk.answer(FETCH, version)
     assert (answer["errorCode"], answer["sessionId"], answer["responses"]) == (70, 0, [])
     again = fetch(version, 0, -1, "orders")
-    talk.client(again, cuts)  # what clients then ask
+    talk.client(again, cuts)  # how clients react to the error
     assert talk.sent[BROKER] == again and not talk.faults
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 1 << 8, 1 << 16, 1 << 24, (1 << 31) - 1, -1, -2, -(1 << 31)])
 @pytest.mark.parametrize("session_id", [0, 1, 1 << 24, -1])
-def test_an_epoch_above_0_goes_on_with_a_session_whatever_byte_it_is_in(session_id, epoch):
+def test_an_epoch_above_0_is_recognised_whichever_of_its_bytes_is_set(session_id, epoch):
     talk = judged().client(fetch(12, session_id, epoch, "orders"))
     assert talk.sent[BROKER] == (b"" if epoch > 0 else fetch(12, 0, -1, "orders"))
 
 
 @pytest.mark.parametrize("session_id, epoch", [(0, 0), (4711, 0), (4711, -1)])
 @pytest.mark.parametrize("version", [7, 12, 13, NEWEST])
-def test_nobody_gets_a_session_or_ends_that_of_somebody_else(version, session_id, epoch):
+def test_a_client_cannot_create_a_session_or_close_that_of_another_client(version, session_id, epoch):
     talk = judged().client(fetch(version, session_id, epoch, "orders"))
     assert talk.sent[BROKER] == fetch(version, 0, -1, "orders")
     assert codec.decode_request(talk.requests()[0])[1]["sessionId"] == 0
@@ -64,7 +64,7 @@ def test_nobody_gets_a_session_or_ends_that_of_somebody_else(version, session_id
         [{"action": "allow", "api": "read"}],
     ],
 )
-def test_sessions_stay_where_rules_do_not_tell_topics_apart(rules):
+def test_sessions_are_allowed_if_the_rules_treat_all_topics_alike(rules):
     frame = fetch(12, 4711, 12)
     assert Decided(*rules).client(frame).sent[BROKER] == frame
-    assert fetch(6, 0, -1, "orders") == judged().client(fetch(6, 0, -1, "orders")).sent[BROKER]  # has none
+    assert fetch(6, 0, -1, "orders") == judged().client(fetch(6, 0, -1, "orders")).sent[BROKER]  # no sessions

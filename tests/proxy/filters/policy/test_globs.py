@@ -1,4 +1,4 @@
-"""Patterns of names: the matcher agrees with a plain reading of each pattern, and its time does not grow with them."""
+"""Globs of names: the matcher agrees with a plain evaluation of each pattern, and is as fast with many patterns."""
 
 import random
 import sys
@@ -8,8 +8,8 @@ from kproxy.proxy.filters.policy.globs import Matcher, Patterns
 
 
 def plain(pattern: str, name: str) -> bool:
-    """What the documentation says, character by character."""
-    reached = {0}  # places in the pattern, in front of which all of the name so far is matched
+    """A match as docs/policy.md defines it, character by character."""
+    reached = {0}  # positions in the pattern: what is before them matches the name so far
     tokens: list[tuple[str, bool]] = []
     characters = iter(pattern)
     for character in characters:
@@ -37,7 +37,7 @@ def plain(pattern: str, name: str) -> bool:
     return len(tokens) in with_stars(reached)
 
 
-def test_the_matcher_agrees_with_a_plain_reading_of_each_pattern(monkeypatch) -> None:
+def test_the_matcher_agrees_with_a_plain_evaluation_of_each_pattern(monkeypatch) -> None:
     matched = compared = 0
     for seed in range(400):
         dice = random.Random(seed)
@@ -57,13 +57,13 @@ def test_the_matcher_agrees_with_a_plain_reading_of_each_pattern(monkeypatch) ->
     assert compared == 16_000 and matched > 4000, matched
 
 
-def test_a_star_alone_is_for_all_names() -> None:
+def test_a_star_alone_matches_all_names() -> None:
     assert Patterns(["a", "**"]).is_all and not Patterns(["a*", "*?", ""]).is_all
     assert Patterns([""]).match("") and not Patterns([""]).match("a")
 
 
 def test_a_character_costs_one_lookup_however_many_patterns_there_are() -> None:
-    """Counted by the automaton's own steps, which are what costs: names that share a form make no new ones."""
+    """Counted in the states that the automaton adds: names of the same form add none."""
     automaton = Matcher((number, f"*secret*{number}*x") for number in range(200))._automaton
     assert automaton is not None
     for number in range(2000):
@@ -74,7 +74,7 @@ def test_a_character_costs_one_lookup_however_many_patterns_there_are() -> None:
     assert automaton._steps == steps < 200
 
 
-def test_what_is_remembered_is_bounded(monkeypatch) -> None:
+def test_the_number_of_remembered_states_is_limited(monkeypatch) -> None:
     monkeypatch.setattr(globs, "MAX_STEPS", 100)
     automaton = Matcher([(0, "*a?????b*c"), (1, "?x*y?")])._automaton
     assert automaton is not None
@@ -84,7 +84,7 @@ def test_what_is_remembered_is_bounded(monkeypatch) -> None:
         assert automaton._steps <= 100 and len(automaton._known) <= 101
 
 
-def test_what_is_remembered_of_long_patterns_is_bounded_in_bytes(monkeypatch) -> None:
+def test_the_bytes_of_remembered_states_are_limited_for_long_patterns(monkeypatch) -> None:
     monkeypatch.setattr(globs, "MAX_BYTES", 100_000)
     automaton = Matcher((number, f"*{number}?{'a' * 900}*b") for number in range(20))._automaton
     assert automaton is not None

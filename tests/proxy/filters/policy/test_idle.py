@@ -1,4 +1,4 @@
-"""Rules that never decide as they say: each kind, with rules beside it that do, and patterns against names."""
+"""Idle rules: policy rules that never decide anything, similar rules that do, and globs that include other globs."""
 
 import re
 
@@ -15,12 +15,12 @@ ALLOW, DENY = {"action": "allow"}, {"action": "deny"}
 
 
 def found(*rules, **settings):
-    """The places of a policy's idle rules, and what is said of them."""
+    """The places of a policy's idle rules, with their messages."""
     cluster = {"listen": "127.0.0.1:9092", "bootstrap": ["k:9092"], "policy": list(rules), **settings}
     return list(idle_rules(Cluster.model_validate(cluster)))
 
 
-def test_a_rule_for_more_apis_than_the_one_before_it_decides():
+def test_a_rule_for_more_apis_than_the_rule_before_it_is_not_idle():
     assert not found(ALLOW | {"api": "Fetch"}, DENY | {"api": ["Fetch", "Produce"]})
     assert not found(ALLOW | {"api": "Fetch"}, DENY)
 
@@ -66,7 +66,7 @@ def test_a_rule_for_more_apis_than_the_one_before_it_decides():
         ),
     ],
 )
-def test_a_rule_that_never_decides_is_named_with_its_mend(rules, settings, place, why):
+def test_a_rule_that_never_decides_is_reported_with_its_correction(rules, settings, place, why):
     ((where, text),) = found(*rules, **settings)
     assert where == place
     assert re.search(why, text), text
@@ -78,23 +78,23 @@ def test_a_rule_that_never_decides_is_named_with_its_mend(rules, settings, place
         ([DENY | {"principal": "User:alice"}], USERS),
         ([DENY | {"principal": "User:*"}], {}),
         ([DENY | {"api": ["Produce", "JoinGroup"], "group": "g"}], {}),
-        ([DENY | {"api": "Envelope", "topic": "t"}], {}),  # what cannot be read is denied by it
+        ([DENY | {"api": "Envelope", "topic": "t"}], {}),  # it denies Envelope, which kproxy does not read
         ([DENY | {"api": "999", "topic": "t"}], {}),
         ([ALLOW | {"api": ["describe", "broker"], "topic": "t"}], {}),
-        ([ALLOW | {"topic": "*"}, DENY | {"api": "ElectLeaders", "topic": "t"}], {}),  # which the first does not allow
-        ([DENY | {"api": "Produce", "version": "900-", "group": "g"}], {}),  # of a Kafka to come
+        ([ALLOW | {"topic": "*"}, DENY | {"api": "ElectLeaders", "topic": "t"}], {}),  # for all topics
+        ([DENY | {"api": "Produce", "version": "900-", "group": "g"}], {}),  # a version of a later Kafka
         ([ALLOW | {"api": ["Produce", "Fetch"]}], {"read_only": True}),
         ([DENY | {"topic": "secret"}, ALLOW | {"topic": "*"}], {}),
         ([ALLOW | {"topic": "a"}, DENY | {"topic": ["a", "b"]}], {}),
         ([ALLOW | {"topic": "*"}, DENY | {"topic": "a", "group": "g"}], {}),
         ([ALLOW | {"topic": "*"}, DENY], {}),
         ([ALLOW | {"api": "read"}, DENY | {"topic": "secret"}], {}),
-        ([ALLOW | {"topic": "a*"}, ALLOW | {"topic": "abc"}], {}),  # the same in other words
+        ([ALLOW | {"topic": "a*"}, ALLOW | {"topic": "abc"}], {}),  # redundant: both rules allow
         ([ALLOW | {"client_id": "a"}, DENY], {}),
         ([ALLOW | {"address": "10.1.0.0/16"}, DENY | {"address": ["10.1.2.3", "::1"]}], {}),
     ],
 )
-def test_a_rule_that_decides_something_is_none(rules, settings):
+def test_a_rule_that_decides_something_is_not_idle(rules, settings):
     assert found(*rules, **settings) == []
 
 
@@ -112,7 +112,7 @@ def test_a_rule_that_decides_something_is_none(rules, settings):
         (r"\?", "?", False),
     ],
 )
-def test_a_star_is_wider_than_a_question_mark_and_both_than_what_they_are_themselves(wider, pattern, is_wider):
+def test_a_star_includes_a_question_mark_and_both_include_the_escaped_character(wider, pattern, is_wider):
     assert _matches_all_of(Patterns([wider]), pattern) is is_wider
 
 
@@ -120,6 +120,6 @@ PATTERNS = st.text("ab*?\\", max_size=6).filter(lambda text: not re.search(r"(?<
 
 
 @given(PATTERNS, PATTERNS, st.lists(st.text("ab*?", max_size=8), min_size=20))
-def test_what_is_said_to_be_matched_wholly_has_no_name_that_is_not(wider, pattern, names):
+def test_a_glob_that_includes_another_matches_all_its_names(wider, pattern, names):
     if _matches_all_of(Patterns([wider]), pattern):
         assert not [name for name in names if Patterns([pattern]).match(name) and not Patterns([wider]).match(name)]

@@ -1,8 +1,8 @@
-"""An answer holds no byte of a name that its client may not see, and all else as the broker wrote it.
+"""A response contains no byte of a name that its client may not see; the rest is as the broker wrote it.
 
 Random policies and random answers of every version of every API whose answers list or mention names; `naive_policy`
-says what the client may see. Whatever else the schema has of text in answers is accounted for below, so that a newer
-schema cannot bring a name that nobody looked at.
+decides what the client may see. The tables below cover all other text fields of responses, so that a new field of a
+newer schema fails a test until somebody has classified it.
 """
 
 import copy
@@ -22,7 +22,7 @@ from tests.proxy.filters.policy.naive_policy import KINDS, OF_CLUSTER, Naive, Ru
 from tests.proxy.filters.policy.policies import Decided
 from tests.wire.playbook import request, response, sized
 
-# No name is part of another one, nor of any other text: a name that is found in the bytes is that name.
+# No name is part of another name or of any other text, so that a match in the bytes is always that name.
 NAMES = {
     "topic": ("alpha-1", "alpha-2", "beta.1", "beta_2", "__gamma", "delta-1"),
     "group": ("kappa-1", "kappa-2", "lambda-1", "mü-1"),
@@ -85,7 +85,7 @@ LISTS = {
     **dict.fromkeys(("Metadata", "DescribeTopicPartitions", "DescribeLogDirs", "OffsetFetch"), "topic"),
     **dict.fromkeys(("ListPartitionReassignments", "DescribeShareGroupOffsets"), "topic"),
 }
-# Single fields that name a topic and become null, or, of expressions, that only who sees every topic may see.
+# Single fields with a topic's name, which become null. A regex is visible only to clients that may see every topic.
 NULLED = {f"{_DESCRIBED}.{path}.sinkTopic" for path in ("subtopologies.nodes", "globalStores.source")}
 NULLED |= {f"{_DESCRIBED}.globalStores.processor.sinkTopic"}
 EXPRESSION = "groups.members.subscribedTopicRegex"
@@ -98,13 +98,13 @@ RESOURCES = {
     "acl": {2: "topic", 3: "group", 5: "transactional_id"},
     "config": {2: "topic", 32: "group"},
 }
-# What a request without names of its own needs so that it asks for all, or for the answer at hand.
+# Fields that make a request ask for all resources, or for a response of the given shape.
 ASKS: dict[str, Any] = {"topics": None, "groupIds": ["own"], "transactionalIds": ["own"], "resourceTypes": []}
 
 
-# --- every text of every answer is accounted for ----------------------------------------------------------------------
+# --- every text field of every response is classified -----------------------------------------------------------------
 
-# Fields of any answer that never hold the name of a topic, group or transactional id of somebody else.
+# Fields that, in any response, never contain a topic, group or transactional id of another client.
 _TEXTS_OF_NOBODY = """
     host rack clusterId leader memberId groupInstanceId instanceId rackId clientId clientHost metadata
     protocolType protocolName protocolData groupState groupType assignorName mechanisms authBytes principal
@@ -115,9 +115,9 @@ _TEXTS_OF_NOBODY = """
     finalizedFeatures.name
 """
 TEXTS = set(_TEXTS_OF_NOBODY.split())
-# A broker's sentences: of what the request named, but for a CreateTopics whose name collides with another topic's.
+# Messages of brokers name only resources of the request, except CreateTopics with a name that collides with another.
 SENTENCES = {"errorMessage", "batchIndexErrorMessage", "acknowledgeErrorMessage", "statusDetail"}
-# Their answers name only what the request named, which was judged.
+# Responses that contain only names of the request, which were judged.
 _ECHOING = """
     Produce Fetch ListOffsets LeaderAndIsr StopReplica OffsetCommit FindCoordinator CreateTopics DeleteTopics
     DeleteRecords OffsetForLeaderEpoch AddPartitionsToTxn WriteTxnMarkers TxnOffsetCommit DescribeConfigs
@@ -129,11 +129,11 @@ _ECHOING = """
 """
 ECHOES = set(_ECHOING.split())
 ECHOED = {"name", "topic", "topicName", "groupId", "key", "resourceName", "transactionalId"}
-# Judged in other ways: see docs/policy.md. JoinGroup lets a leader assign partitions; Envelope never passes unread.
+# Judged otherwise, see docs/policy.md. JoinGroup: leaders assign partitions by it; Envelope is never forwarded unread.
 OTHERWISE = {("JoinGroup", "members.metadata"), ("SyncGroup", "assignment"), ("Envelope", "responseData")}
 
 
-def test_every_text_in_every_answer_is_known_to_be_filtered_echoed_or_no_name():
+def test_every_text_field_of_every_response_is_filtered_or_echoed_or_contains_no_name():
     unknown = []
     for api in schema().apis.values():
         places = {f"{array}.{name}".rstrip(".") for array, name, _ in PLACES.get(api.name, ())}
@@ -158,11 +158,11 @@ def _texts(fields: tuple[Field, ...], prefix: str) -> list[str]:
     return found
 
 
-# --- random answers, and what should be left of them ------------------------------------------------------------------
+# --- random responses, and their expected content after the filter ----------------------------------------------------
 
 
 class Answers:
-    """Random answers of one API and version, with names in all places that have them."""
+    """Random responses of one API and version, with names in all fields for names."""
 
     def __init__(self, api: str, key: int, version: int, rng: random.Random) -> None:
         self.api, self.key, self.version, self.rng = api, key, version, rng
@@ -251,7 +251,7 @@ class Answers:
 
 
 def pruned(naive: Naive, api: str, body: dict[str, Any], cursors: dict[str, str]) -> dict[str, Any]:
-    """The answer that the client should get. `cursors` receives what stands for hidden topics, by them."""
+    """The response that the client should get. `cursors` receives the substitute of each hidden topic, by its name."""
     left = copy.deepcopy(body)
     of_list = LISTS.get(api)
 
@@ -334,14 +334,14 @@ def random_rules(rng: random.Random, api: str) -> list[Rule]:
             rule["address"] = rng.choice(("10.0.0.0/8", "192.168.0.0/16"))
         if len(rule) > 1:
             rules.append(rule)
-    if rng.random() < 0.8:  # so that more requests pass than not
+    if rng.random() < 0.8:  # so that most requests pass
         rules.append({"action": "allow", **dict.fromkeys(KINDS, "nothing")})
         rules.append({"action": "allow", "api": api} if rng.random() < 0.5 else {"action": "allow", "group": "own"})
     return rules or [{"action": "deny", "topic": "alpha-*"}]
 
 
 def asking(key: int, version: int) -> dict[str, Any]:
-    """A request for all, or one whose answer mentions names that were not asked for."""
+    """A request for all names, or one whose response mentions names that the request does not contain."""
     api = schema().apis[key]
     fields = [field.name for field in api.request.fields if version in field.versions]
     body = {name: value for name, value in ASKS.items() if name in fields}
@@ -361,7 +361,7 @@ def asking(key: int, version: int) -> dict[str, Any]:
 
 
 def hidden_names(naive: Naive, api: str) -> list[bytes]:
-    """Those that the answer must not hold, in its bytes."""
+    """The names that the bytes of the response must not contain."""
     if api in LISTS:
         kind = LISTS[api]
         return [name.encode() for name in NAMES[kind] if not naive.may_name(api, kind, name)]
@@ -369,17 +369,17 @@ def hidden_names(naive: Naive, api: str) -> list[bytes]:
 
 
 SEED = 24
-CASES = 40  # of each API, shared by its versions
+CASES = 40  # cases for each API, shared by its versions
 
 
 def versions(api: str) -> list[tuple[str, int, int]]:
-    """(API, key, version) of those that can list or mention names."""
+    """(API, key, version) of responses that can list or mention names."""
     key = next(key for key, one in schema().apis.items() if one.name == api)
     those = [version for version in schema().apis[key].response.versions if api != "OffsetFetch" or version >= 2]
     return [(api, key, version) for version in those]
 
 
-def test_an_answer_has_no_byte_of_a_hidden_name_and_is_else_as_the_broker_wrote_it():
+def test_a_response_contains_no_byte_of_a_hidden_name_and_is_otherwise_unchanged():
     rng = random.Random(SEED)
     tally: Counter[tuple[str, str]] = Counter()
     for api, key, version in (case for name in PLACES for case in islice(cycle(versions(name)), CASES)):
@@ -418,8 +418,8 @@ def test_an_answer_has_no_byte_of_a_hidden_name_and_is_else_as_the_broker_wrote_
             tally[api, "paged"] += 1
         if wanted != broker_said:
             tally[api, "unfiltered"] += _is_whole_without_filters(rules, default, ask, answer)
-    # The cases have gone through the filter: a share of those of each API, and of all.
-    for api in PLACES.keys() - {"ControlledShutdown", *OF_CLUSTER}:  # few rules allow those
+    # Enough cases went through the filter: of each API, and of all together.
+    for api in PLACES.keys() - {"ControlledShutdown", *OF_CLUSTER}:  # few rules allow these APIs
         assert tally[api, "filtered"] and tally[api, "whole"], (api, tally)
         assert tally[api, "unfiltered"] == tally[api, "filtered"], (api, tally)
     assert sum(tally[api, "filtered"] for api in PLACES) > 0.25 * CASES * len(PLACES), tally
@@ -455,14 +455,14 @@ def nothing(*_):
     lambda: lists.metadata_answer(12, came(3, 12, {"topics": [{"name": "a"}, {"name": "b"}]}), nothing, [("a", 29)]),
     lambda: members.hide_in_members(5, came(15, 5, {"groups": [GROUP]}), nothing),
 ], ids=["settings", "list", "mentioned", "Metadata", "members"])  # fmt: skip
-def test_a_short_answer_is_edited_at_once(edit):
-    """Each further slice has the connection wait for its turn."""
+def test_a_short_response_is_edited_in_one_slice(edit):
+    """Each further slice would make the connection wait for those of others."""
     with pytest.raises(StopIteration) as done:
         next(edit())
     assert done.value.value is not None
 
 
-def test_the_last_sixteen_lists_that_end_at_a_hidden_topic_can_be_paged_on():
+def test_a_client_can_continue_its_last_sixteen_pages_that_end_at_a_hidden_topic():
     talk = Decided({"action": "deny", "topic": "__*"})
     for number in range(17):
         talk.client(request(75, 0, number, {"topics": []}))
@@ -485,8 +485,8 @@ def _is_whole_without_filters(rules: list[Rule], default: str | None, ask: bytes
 
 
 @pytest.mark.parametrize("version", schema().apis[3].response.versions)
-def test_a_metadata_of_named_topics_holds_these_alone_and_an_error_for_each_that_is_denied(version):
-    """Asked by name, by id and both, ids that kproxy has not learnt among them."""
+def test_metadata_contains_the_requested_topics_with_an_error_for_each_denied_one(version):
+    """Requests by name, by id and both, also with ids that kproxy does not know."""
     key, rng = 3, random.Random(version)
     denied_by_id = passed = 0
     for _ in range(60):
@@ -505,7 +505,7 @@ def test_a_metadata_of_named_topics_holds_these_alone_and_an_error_for_each_that
         name_of = {topic_id: name for name, topic_id in ID_OF.items()}
         asked_names = [topic["name"] or name_of[topic["topicId"]] for topic in asked["topics"]]
         allowed = [name for name in names if naive.may_name("Metadata", "topic", name)]
-        # One whose id is not known yet is asked for: the answer says which it is.
+        # An unknown id is forwarded: the response contains its name.
         assert [name for name in asked_names if name in allowed] == allowed
         assert all(name in allowed or (by_id and ID_OF[name] not in known) for name in asked_names)
         fields = {field.name for field in _field(key, "topics").fields if version in field.versions}

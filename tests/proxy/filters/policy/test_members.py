@@ -1,4 +1,4 @@
-"""Topics that members of classic groups name are no way to see what a client may not see."""
+"""DescribeGroups hides topics that the client may not see from the metadata and assignments of classic members."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def said(message, version, topics=TOPICS, user_data=None):
 
 
 def described(version, groups, **settings):
-    """What a client is told of these (protocol type, [(metadata, assignment)])."""
+    """The response that a client gets for these groups: (protocol type, [(metadata, assignment)])."""
     talk = Decided({"action": "deny", "topic": "secret-*"}, **settings)
     talk.client(request(DESCRIBE_GROUPS, version, 1, {"groups": [f"g{number}" for number in range(len(groups))]}))
     body = {

@@ -1,4 +1,4 @@
-"""What passes by its deciding fields alone is what passes when the whole request is decided, and nothing else is."""
+"""A request passes by its deciding fields alone exactly if it passes when the whole request is decided."""
 
 import random
 
@@ -35,8 +35,8 @@ def asked(layout, rng):
     ([{"action": "deny", "topic": "secret-*"}], {"filter_lists": True}, (PRODUCE, OFFSET_COMMIT)),
     ([{"action": "deny", "client_id": "other"}], {}, ()),
 ], ids=["all", "some", "only some", "audited", "filtered", "of others"])  # fmt: skip
-def test_what_its_fields_let_pass_is_forwarded_unchanged(rules, settings, by_names):
-    """The deciding fields are those that name what the rules are about: none where they let an API pass as a whole."""
+def test_a_request_that_passes_by_its_deciding_fields_is_forwarded_unchanged(rules, settings, by_names):
+    """The deciding fields contain the names that rules are about: there are none if the rules allow the whole API."""
     rng = random.Random(str(rules))
     named, always = set(), set()
     for layout in REQUESTS * 2:
@@ -72,7 +72,7 @@ def test_a_policy_without_rules_needs_no_decision(key):
     ([{"action": "deny", "api": ["admin", "Fetch"]}, {"action": "allow"}], {}),
     ([], {"read_only": True}),
 ], ids=["names", "reads", "no admin", "read only"])  # fmt: skip
-def test_what_needs_no_decision_would_be_forwarded(rules, settings):
+def test_a_request_without_a_decision_would_be_forwarded(rules, settings):
     rng = random.Random(str(rules))
     some = set()
     for layout in REQUESTS:

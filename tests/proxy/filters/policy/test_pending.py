@@ -1,4 +1,4 @@
-"""What the policy keeps until answers are there: counted, bounded for each connection and for all, and given back."""
+"""State that the policy keeps until a response arrives: counted, limited per connection and in total, and released."""
 
 from kproxy.protocol.apis import DELETE_GROUPS, METADATA
 from kproxy.proxy.filters.policy.pending import MAX_KEPT_BYTES, PendingBytes
@@ -15,12 +15,12 @@ def asked(correlation_id, *names):
     return request(METADATA, 12, correlation_id, {"topics": [{"name": name} for name in names]})
 
 
-def test_requests_are_kept_until_those_before_them_take_more_than_the_limit():
+def test_pending_bytes_are_refused_above_the_limit():
     held = HeldBudget(noted_limit_bytes=3 * MAX_KEPT_BYTES)
     pending = PendingBytes(held)
     assert pending.keep(1, MAX_KEPT_BYTES) and pending.keep(2, NOTED_LEAST)
     assert not pending.keep(3, NOTED_LEAST)
-    assert pending.keep(3, NOTED_LEAST - 1)  # not counted
+    assert pending.keep(3, NOTED_LEAST - 1)  # below the least that is counted
     assert held.noted_bytes == MAX_KEPT_BYTES + NOTED_LEAST
     pending.forget(2)
     assert pending.keep(2, 2 * MAX_KEPT_BYTES) and not pending.keep(4, NOTED_LEAST)
@@ -28,8 +28,8 @@ def test_requests_are_kept_until_those_before_them_take_more_than_the_limit():
     assert held.noted_bytes == 0
 
 
-def test_what_denied_names_of_unanswered_requests_take_is_bounded(monkeypatch):
-    """Each Metadata that names a denied topic keeps its names until the answer: 60 of 1 MB are not 60 MB."""
+def test_denied_names_of_unanswered_requests_have_a_limit_in_bytes(monkeypatch):
+    """The denied names of a Metadata request are kept until its response: 60 requests of 1 MB must not keep 60 MB."""
     talk = Decided(NO_SECRETS)
     names = [f"secret-{n}".ljust(250, "x") for n in range(2000)]
     for number in range(60):
@@ -52,7 +52,7 @@ def test_what_denied_names_of_unanswered_requests_take_is_bounded(monkeypatch):
     assert [fault.kind for fault in talk.faults] == ["refused"]
 
 
-def test_lines_of_the_audit_that_wait_for_an_outcome_are_bounded():
+def test_audit_lines_that_wait_for_an_outcome_are_limited():
     talk = Decided(audits=True)
     names = [f"g-{n}".ljust(250, "x") for n in range(100)]
     for number in range(60):

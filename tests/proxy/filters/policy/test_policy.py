@@ -1,4 +1,4 @@
-"""What passes a policy equals what its rules say, by a second evaluator that reads decoded messages, naively."""
+"""The policy forwards the same requests as a second, naive evaluator, which reads decoded messages."""
 
 import fnmatch
 import ipaddress
@@ -35,14 +35,14 @@ from tests.wire.playbook import sized
 REQUESTS = [layout for layout in layouts() if layout.side == "request"]
 KNOWN_IDS = {IDS[1]: "orders", IDS[2]: "secret-1"}
 
-# --- the second evaluator: field names alone say what a message names -------------------------------------------------
+# --- the second evaluator: it finds resources by the names of fields --------------------------------------------------
 
 TOPIC_KEYS = {"topic", "topicName"}
 TOPIC_LISTS = {"topicNames", "subscribedTopicNames", "sourceTopics", "repartitionSinkTopics"}
 NAMED_IN = {"topics", "topicData", "v3AndBelowTopics", "stateChangelogTopics", "repartitionSourceTopics"}
 GROUP_LISTS = {"groups", "groupIds", "groupsNames"}
 NO_ACCESS = {"forgottenTopicsData", "cursor", "topologyDescription", "copartitionGroups"}
-# What these name is the cluster's.
+# Requests for a right on the cluster, whatever they name.
 OF_THE_CLUSTER = {"CreateAcls", "DeleteAcls"}
 ALL_IF_NULL = {
     "Metadata": "topics",
@@ -52,17 +52,17 @@ ALL_IF_NULL = {
     "ListPartitionReassignments": "topics",
     "DescribeShareGroupOffsets": "topics",
 }
-# Brokers ask for a right on the cluster, whatever is named.
+# Brokers require a right on the cluster, whatever these requests name.
 CLUSTER_ONLY = {
     *("AlterPartitionReassignments", "AlterReplicaLogDirs", "DescribeLogDirs", "DescribeQuorum", "ElectLeaders"),
     *("ListPartitionReassignments", "WriteTxnMarkers", *GROUPS["broker"]),
 }
 TOUCHES_ALL = {"ElectLeaders", "ConsumerGroupHeartbeat", "StreamsGroupHeartbeat"}
-EXPRESSIONS = {"subscribedTopicRegex", "sourceTopicRegex"}  # of which a broker looks for topics that fit
+EXPRESSIONS = {"subscribedTopicRegex", "sourceTopicRegex"}  # the broker subscribes to all topics that match
 
 
 def accesses(api: str, version: int, body: dict[str, Any]) -> list[tuple[str, Any]]:
-    """(kind, name) of all that a request names; ("all", kind) and ("cluster", "") stand for what has no name."""
+    """(kind, name) of each resource in a request; ("all", kind) and ("cluster", "") for access without a name."""
     if api in OF_THE_CLUSTER:
         return []
     found: list[tuple[str, Any]] = []
@@ -119,7 +119,7 @@ def accesses(api: str, version: int, body: dict[str, Any]) -> list[tuple[str, An
 
 
 def only_brokers_send(api: str, version: int, body: dict[str, Any]) -> bool:
-    """Whether it is a request of a kind that clients send too, but of a version or content that they do not."""
+    """Whether only brokers send this version or content of an API that clients use too."""
     if (api == "AddPartitionsToTxn" and version >= 4) or (api == "OffsetForLeaderEpoch" and version < 2):
         return True
     if api == "FindCoordinator":
@@ -129,7 +129,7 @@ def only_brokers_send(api: str, version: int, body: dict[str, Any]) -> bool:
 
 
 def created(api: str, body: dict[str, Any]) -> list[str]:
-    """The topics that a broker may create for it."""
+    """The topics that a broker may create automatically for this request."""
     if api == "Metadata":
         topics = body["topics"] if body.get("allowAutoTopicCreation") else None
         return [topic["name"] for topic in topics or () if topic["name"] is not None]
@@ -146,7 +146,7 @@ def covers_brokers(rule: dict[str, Any]) -> bool:
 
 
 def can_name(api: str, version: int) -> set[str]:
-    """The kinds that requests of a version can name: those of one in which everything is there."""
+    """The kinds of resources that requests of a version can name: those of a request with every field."""
     message = next(a.request for a in schema().apis.values() if a.name == api)
 
     def full(fields: Any) -> dict[str, Any]:
@@ -198,7 +198,7 @@ KINDS = ("topic", "group", "transactional_id")
 def allowed(
     rules: list[dict[str, Any]], default: bool, api: str, version: int, who: dict[str, str], access: tuple[str, Any]
 ) -> bool | None:
-    """None: not known yet, since nothing says which topic an id means."""
+    """None: undecided, since the name of the topic id is unknown."""
     kind, name = access
     mine = [rule for rule in rules if applies(rule, api, version, who)]
     if isinstance(name, UUID):
@@ -208,7 +208,7 @@ def allowed(
                 if "topic" in rule or not any(of in rule for of in KINDS):
                     outcomes.add(rule["action"] == "allow")
                 if not any(of in rule for of in KINDS):
-                    break  # rules behind one that decides in any case are never asked
+                    break  # later rules are never evaluated
             else:
                 outcomes.add(default)
             return outcomes.pop() if len(outcomes) == 1 else None
@@ -235,7 +235,7 @@ def allowed(
 
 
 def expected(settings: dict[str, Any], layout: Layout, body: dict[str, Any], who: dict[str, str]) -> str:
-    """What becomes of a request."""
+    """The treatment of a request: forwarded, refused, "in part", or "no session"."""
     api = schema().apis[layout.api_key].name
     rules = settings["rules"]
     default = {"allow": True, "deny": False, None: not any(rule["action"] == "allow" for rule in rules)}[
@@ -257,7 +257,7 @@ def expected(settings: dict[str, Any], layout: Layout, body: dict[str, Any], who
         rules = [rule for rule in rules if rule["action"] == "deny" or not any(of in rule for of in KINDS)]
     if of_brokers or api in GROUPS["broker"]:
         default = default and not all_rules
-    if api == "Envelope":  # whatever is in it: as an API that is not known
+    if api == "Envelope":  # judged like an unknown API, whatever it contains
         for rule in rules:
             names_it = rule.get("api", "*") != "*" and not any(of in rule for of in KINDS)
             if applies(rule, api, layout.version, who) and (names_it or rule["action"] == "deny"):
@@ -274,11 +274,11 @@ def expected(settings: dict[str, Any], layout: Layout, body: dict[str, Any], who
             verdicts["created", name] = allowed(all_rules, all_default, "CreateTopics", 7, who, topic)
     if all(verdicts.values()):
         someone = allowed(rules, default, api, layout.version, who, ("topic", UUID(int=77)))
-        if api == "Fetch" and layout.version >= 7 and not someone:  # not every topic may be read: no sessions
+        if api == "Fetch" and layout.version >= 7 and not someone:  # it may not read every topic: no session
             if body["sessionEpoch"] > 0:
                 return "no session"
             return "forwarded" if (body["sessionId"], body["sessionEpoch"]) == (0, -1) else "in part"
-        if api in ("ShareFetch", "ShareAcknowledge") and not someone:  # it goes on with what others began
+        if api in ("ShareFetch", "ShareAcknowledge") and not someone:  # it could continue a session of another client
             return "forwarded" if api == "ShareFetch" and body["shareSessionEpoch"] == 0 else "no session"
         return "forwarded"
     if api == "Metadata" and not any(kind in ("all", "nothing") for kind, _ in found):
@@ -326,7 +326,7 @@ def outcome(talk: Decided, frame: bytes) -> str:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", range(4))
-def test_what_passes_is_what_the_rules_say(seed):
+def test_the_policy_agrees_with_the_second_evaluator(seed):
     rng = random.Random(seed)
     tally: Counter[str] = Counter()
     for layout in rng.sample(REQUESTS, len(REQUESTS)) * 2:
@@ -341,7 +341,7 @@ def test_what_passes_is_what_the_rules_say(seed):
         frame = layout.encode(body, "c")
         request = codec.decode_request(frame)[1]
         if layout.message.header_version(layout.version) == 0:
-            who["client_id"] = ""  # its header has none
+            who["client_id"] = ""  # its header has no client id
         names = TopicNames()
         names.learn(KNOWN_IDS)
         talk = Decided(
@@ -373,7 +373,7 @@ def test_what_passes_is_what_the_rules_say(seed):
             (asked,) = talk.requests()
             patched = codec.decode_request(asked)[1]
             assert patched == {**request, "sessionId": 0, "sessionEpoch": -1}, context
-        elif says == "in part":  # a Metadata that names topics: those that pass are asked for
+        elif says == "in part":  # Metadata by name: forwarded with the allowed topics
             assert came in ("in part", "forwarded"), context
             (asked,) = talk.requests()
             asked_body = codec.decode_request(asked)[1]
@@ -394,7 +394,7 @@ def test_what_passes_is_what_the_rules_say(seed):
                 )[2]
                 assert set(errors) & {29, 30, 31, 53, 100}, context
         tally[came] += 1
-        # Whole or in pieces, it is the same.
+        # Split into pieces, the same request gets the same treatment.
         whole = Decided(
             *settings["rules"],
             principal=who["principal"],
@@ -408,13 +408,13 @@ def test_what_passes_is_what_the_rules_say(seed):
     assert share["forwarded"] > 0.3 and share["answered"] > 0.2 and share["closed"] > 0.01 and tally["in part"], tally
 
 
-# --- answers that mention names ---------------------------------------------------------------------------------------
+# --- responses that mention names -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "rule", [{"group": "g"}, {"api": "ConsumerGroupDescribe", "group": "*"}, {"api": "69", "group": "?"}]
 )
-def test_who_may_name_no_topic_at_all_is_shown_none(rule):
+def test_a_client_without_any_rule_about_topics_sees_no_topic_of_a_member(rule):
     key = 69
     member = {"subscribedTopicNames": ["orders"], "assignment": {"topicPartitions": []}}
     members = [member | {"targetAssignment": member["assignment"]}]
@@ -426,7 +426,7 @@ def test_who_may_name_no_topic_at_all_is_shown_none(rule):
     assert [one["subscribedTopicNames"] for one in shown] == [[]]
 
 
-def test_a_page_that_ends_at_a_hidden_topic_goes_on_there_and_does_not_name_it():
+def test_a_cursor_at_a_hidden_topic_works_without_its_name():
     key = 75
     talk = Decided({"action": "deny", "topic": "secret-*"})
     first = {"topics": [], "responsePartitionLimit": 1, "cursor": None}
@@ -443,20 +443,20 @@ def test_a_page_that_ends_at_a_hidden_topic_goes_on_there_and_does_not_name_it()
     assert codec.decode_request(talk.requests()[1])[1]["cursor"] == {"topicName": "secret-1", "partitionIndex": 7}
 
 
-# --- single facts -----------------------------------------------------------------------------------------------------
+# --- single properties ------------------------------------------------------------------------------------------------
 
 
 def test_every_api_is_in_exactly_one_group():
     names = [api.name for api in schema().apis.values()]
     members = [name for group in GROUPS.values() for name in group]
     assert sorted(names) == sorted(members)
-    # Only brokers and controllers serve those that no listener for clients has.
+    # APIs without a listener for clients are served by brokers and controllers only.
     for api in schema().apis.values():
         if "broker" not in api.listeners:
             assert api.name in GROUPS["broker"], api.name
 
 
-def test_patterns():
+def test_patterns_match_names():
     rng = random.Random(1)
     for _ in range(3000):
         pattern = "".join(rng.choice("ab*?") for _ in range(rng.randrange(7)))
@@ -465,11 +465,11 @@ def test_patterns():
     assert Patterns([r"a\*"]).match("a*") and not Patterns([r"a\*"]).match("ab")
     assert Patterns(["a.b"]).match("a.b") and not Patterns(["a.b"]).match("axb")
     assert Patterns(["x", "*"]).is_all and not Patterns(["?"]).is_all
-    # A name of a client cannot make it slow.
+    # A name chosen by a client cannot make the match slow.
     assert not Patterns(["*a*a*a*a*a*a*a*b"]).match("a" * 32_000)
 
 
-def test_the_default():
+def test_the_default_denies_if_a_rule_allows():
     assert Policy(cluster()).is_empty
     assert Policy(cluster({"action": "deny", "topic": "x"})).default.allowed
     assert not Policy(cluster({"action": "allow", "topic": "x"})).default.allowed
@@ -477,7 +477,7 @@ def test_the_default():
     assert not Policy(cluster(policy_default="deny")).is_empty
 
 
-def test_versions_are_offered_only_as_far_as_a_rule_can_read_them():
+def test_only_versions_that_rules_can_read_are_offered():
     policy = Policy(cluster({"action": "deny", "topic": "x"}))
     caps = policy.caps()
     assert caps[0] == schema().apis[0].request.versions[-1] and 12 not in caps and 18 not in caps
@@ -494,13 +494,13 @@ DENY_NEW_FETCH = {"action": "deny", "api": "Fetch", "version": "13-"}
         ([DENY_NEW_FETCH | {"client_id": "old-*"}], {1: range(13, 19)}),
         ([DENY_NEW_FETCH | {"client_id": "other"}], {}),
         ([DENY_NEW_FETCH | {"principal": "User:bob"}], {}),
-        ([DENY_NEW_FETCH | {"topic": "secret"}], {1: ()}),  # other topics may pass
+        ([DENY_NEW_FETCH | {"topic": "secret"}], {1: ()}),  # requests for other topics may pass
         ([{"action": "allow", "topic": "orders"}, DENY_NEW_FETCH], {1: ()}),
         ([{"action": "deny", "topic": "secret"}], {}),
-        ([{"action": "deny", "api": "SaslHandshake", "version": "0"}], {17: ()}),  # always passes
+        ([{"action": "deny", "api": "SaslHandshake", "version": "0"}], {17: ()}),  # this API always passes
     ],
 )
-def test_versions_of_which_no_request_passes(rules, refused):
+def test_versions_without_any_allowed_request_are_found(rules, refused):
     found = Policy(cluster(*rules)).identity("User:alice", "10.1.2.3")("old-client").refused_versions
     assert found == {key: frozenset(versions) for key, versions in refused.items()}
 
@@ -538,18 +538,18 @@ def test_before_a_login_versions_are_offered_that_a_principal_may_use(rules, is_
         ({"action": "allow", "topics": "x"}, "Extra inputs"),
     ],
 )
-def test_a_wrong_rule_says_what_is_wrong(rule, says):
+def test_the_error_of_a_wrong_rule_explains_it(rule, says):
     with pytest.raises(ValidationError, match=says.replace("?", r"\?")):
         cluster(rule)
 
 
-def test_the_frames_of_a_policy_are_forwarded_as_they_came():
+def test_an_allowed_frame_is_forwarded_unchanged():
     layout = next(layout for layout in REQUESTS if layout.api_key == 0 and layout.version == 9)
     frame = sized(layout.encode(random_body(layout, random.Random(3))))
     assert Decided({"action": "deny", "topic": "nobody"}).client(frame, [7, 20]).sent[BROKER] == frame
 
 
-def test_the_bounds_of_a_policy_are_those_of_the_docs():
+def test_the_docs_list_the_limits_of_a_policy():
     assert not missing(
         "limits.md",
         f"of more than {resources.FEW_ELEMENTS} elements or {size(authorizer.SHORT_REQUEST)},"

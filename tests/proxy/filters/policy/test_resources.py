@@ -1,4 +1,4 @@
-"""Names of requests are read where brokers read them, or the request is refused: what a client writes to hide some."""
+"""The policy reads names where brokers read them, or refuses the request: a client cannot hide a name."""
 
 import struct
 from uuid import UUID
@@ -45,7 +45,7 @@ def in_slices(frame: bytes) -> list[UUID]:
     (10, 6, {"keyType": 2, "coordinatorKeys": ["g:t:0"]}, "group"),
     (32, 4, {"resources": [{"resourceType": 2, "resourceName": "g"}]}, "topic"),
 ])  # fmt: skip
-def test_a_short_request_is_read_at_once(key, version, body, kind):
+def test_a_short_request_is_read_in_one_slice(key, version, body, kind):
     frame = request(key, version, 1, body)
     with pytest.raises(StopIteration) as done:
         next(sliced_reader(key, version)(frame, 12, len(frame)))
@@ -60,8 +60,8 @@ READERS = {
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-def test_tagged_fields_hide_no_topic(read):
-    """A broker reads a field that it knows by its content, and what is behind that next, whatever size it has."""
+def test_tagged_fields_cannot_hide_a_topic(read):
+    """A broker reads a known tagged field by its content, ignoring its size, and continues after that content."""
     assert read(fetch(topic(PUBLIC, b"\1" + directory(bytes(16))), topic(SECRET))) == [PUBLIC, SECRET]
     hides = bytes(16) + NO_TAGS + topic(SECRET) + END
     with pytest.raises(Malformed, match="does not end where its size says"):

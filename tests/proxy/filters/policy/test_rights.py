@@ -1,4 +1,4 @@
-"""For no right that a broker asks for does the policy ask less: each request without it is refused."""
+"""The policy requires at least the rights that a broker requires: it refuses each request without one of them."""
 
 import random
 from typing import Any
@@ -24,7 +24,7 @@ RESOURCE_TYPES = {"topic": 2, "group": 32, "cluster": 4}
 PASSES = (*READ_ONLY, "always")
 
 
-def test_every_api_is_there_and_every_field_is_one_of_it():
+def test_the_table_of_rights_has_every_api_and_only_fields_of_its_schema():
     assert RIGHTS.keys() == {api.name for api in APIS}
     for api in APIS:
         paths = {path for version in api.request.versions for path in paths_of(api.request.fields, version)}
@@ -32,7 +32,7 @@ def test_every_api_is_there_and_every_field_is_one_of_it():
 
 
 def body_with(api: Api, version: int, path: str, value: Any) -> dict[str, Any] | None:
-    """The least body of that version with the value at a path, in arrays too; None: the version lacks it."""
+    """The smallest body of that version with the value at a path, also in arrays; None if it has no such path."""
     if path not in set(paths_of(api.request.fields, version)):
         return None
     return _struct(api.request.fields, version, path, value)
@@ -68,7 +68,7 @@ def decided(api: Api, version: int, body: dict[str, Any], *rules: dict[str, Any]
 
 
 def requests(api: Api, right: Right) -> Any:
-    """(version, body, the body without what makes the right necessary) of each version and field of a right."""
+    """(version, body, a body that does not need the right) for each version and field of a right."""
     for version in api.request.versions:
         for path in right.fields if version in right.versions else ():
             name = "secret"
@@ -98,11 +98,11 @@ NAMED = [(api, right) for api in APIS for right in RIGHTS[api.name] if right.res
 
 
 @each(("api", "right"), NAMED)
-def test_a_name_that_a_broker_asks_a_right_for_is_one_that_rules_are_about(api, right):
+def test_rules_about_names_apply_to_each_name_for_which_brokers_require_a_right(api, right):
     every = {"action": "allow"}
     denied = {"action": "deny", right.resource: "secret"}
     if right.operation == "Create" and api.name != "CreateTopics":
-        denied["api"] = "CreateTopics"  # a broker may create it for this request
+        denied["api"] = "CreateTopics"  # the broker may create the topic for this request
     if right.operation == "DescribeConfigs" and api.name == "CreateTopics":
         return  # see `hide_settings`
     seen = 0
@@ -111,7 +111,7 @@ def test_a_name_that_a_broker_asks_a_right_for_is_one_that_rules_are_about(api, 
             denied, every = {"action": "allow", "transactional_id": "*"}, {"action": "deny"}
             assert decided(api, version, other, denied, every) == "passed"
         if api.name == "Metadata" and "api" in denied and version < 4:
-            continue  # no flag can be cleared: docs/policy.md says so
+            continue  # there is no flag to clear, see docs/policy.md
         came = decided(api, version, body, denied, every)
         assert came == "edited" if api.name == "Metadata" and version > 0 else came != "passed", (api.name, version)
         if "topicId" not in str(other) and not any(path.endswith("Regex") for path in right.fields):
@@ -128,7 +128,7 @@ OF_CLUSTER = [
 
 
 @each(("api", "right"), OF_CLUSTER)
-def test_what_is_a_right_on_the_cluster_no_rule_with_names_allows(api, right):
+def test_a_rule_with_names_does_not_give_rights_on_the_cluster(api, right):
     names = dict.fromkeys(KINDS, "*")
     asked = list(requests(api, right)) or [
         (version, {}, {}) for version in api.request.versions if version in right.versions
@@ -149,20 +149,20 @@ def test_what_is_a_right_on_the_cluster_no_rule_with_names_allows(api, right):
         assert not passes or right.operation in ("Describe", "DescribeConfigs", "DescribeTokens"), (api.name, version)
 
 
-def test_a_producer_id_without_a_transaction_is_for_who_may_write_some_topic():
+def test_a_producer_id_without_a_transaction_needs_the_right_to_write_some_topic():
     api = schema().apis[22]
     for version in api.request.versions:
         for rule, came in (({"transactional_id": "*"}, "refused"), ({"topic": "orders"}, "passed"), ({}, "passed")):
             assert decided(api, version, {"transactionalId": None}, {"action": "allow", **rule}) == came
 
 
-def test_a_read_only_listener_passes_no_api_whose_rights_change_anything():
+def test_a_read_only_listener_passes_no_api_that_needs_a_right_to_change_something():
     for api in APIS:
         if any(api.name in GROUPS[group] for group in PASSES):
             changing = {
                 right for right in RIGHTS[api.name] if right.operation in ("Write", "Create", "Alter", "Delete")
             }
-            assert not changing or api.name == "Metadata", api.name  # whose flag is cleared
+            assert not changing or api.name == "Metadata", api.name  # its allowAutoTopicCreation is cleared
 
 
 @pytest.mark.parametrize("rules", [(), ({"action": "allow", "topic": "*"},), ({"action": "deny", "group": "x"},)])
@@ -189,8 +189,8 @@ def tagged(*fields: bytes) -> bytes:
     return bytes([len(fields)]) + b"".join(fields)
 
 
-def test_a_replica_state_that_is_there_twice_or_of_a_false_size_is_refused():
-    """Kafka's classes read known tags by content, the last of several; nothing of such a request passes."""
+def test_a_request_with_a_duplicate_or_malformed_replica_state_is_refused():
+    """Kafka reads known tags by their content, not by their size, and uses the last one; no such request passes."""
     api = schema().apis[1]
     for version in range(15, api.request.versions[-1] + 1):
         frame = frame_of(api, version, {})[4:-1]  # without its empty tag section
@@ -210,15 +210,15 @@ def test_a_replica_state_that_is_there_twice_or_of_a_false_size_is_refused():
         }.items():
             talk = Decided(read_only=True).client(sized(frame + tagged(*tags)))
             assert talk.requests() == [] and talk.refusals, (version, name)
-        # What kproxy cannot take for a replica's passes, as it came.
+        # Requests without a replica's id pass unchanged.
         for tags in ((), (b"\1\x0d" + state[-1],), (b"\x09\1x",)):
             whole = frame + tagged(*tags)
             assert Decided(read_only=True).client(sized(whole)).requests() == [whole], version
-        # Bytes behind the end are no tags.
+        # Bytes after the tag section are not tags.
         assert Decided(read_only=True).client(sized(frame + b"\0" + b"\1\x0d" + state[2])).requests()
 
 
-def test_what_is_for_brokers_needs_a_rule_for_all_that_brokers_send():
+def test_a_fetch_of_a_replica_needs_a_rule_for_all_requests_of_brokers():
     api, body = schema().apis[1], {"replicaId": 2}
     allowed = {"action": "allow", "api": "broker"}
     for rules, came in (
@@ -239,7 +239,7 @@ def test_what_is_for_brokers_needs_a_rule_for_all_that_brokers_send():
     assert decided(api, 12, body, allowed, read_only=True) == "refused"
 
 
-def test_kproxy_offers_no_version_of_which_it_could_not_read_the_replica_id():
+def test_kproxy_offers_no_version_whose_replica_id_it_cannot_read():
     policy = Decided(read_only=True).policy
     assert policy.caps()[1] == schema().apis[1].request.versions[-1]
     frame = b"\0\1\0\x63\0\0\0\1\0\1c"  # Fetch v99

@@ -1,4 +1,4 @@
-"""Clients that may read some topics go on with no session of ShareFetch that they did not begin."""
+"""Clients that may read only some topics can continue only share sessions that they created."""
 
 from uuid import UUID
 
@@ -34,14 +34,14 @@ def judged():
 
 @pytest.mark.parametrize("cuts", [[], [20], range(1, 40, 3)])
 @pytest.mark.parametrize(("key", "version"), VERSIONS)
-def test_the_session_of_somebody_else_cannot_be_gone_on_with(key, version, cuts):
-    talk = judged().client(ask(key, version, 5), cuts)  # names nothing: a broker would send what was named before
+def test_a_client_cannot_continue_the_session_of_another_client(key, version, cuts):
+    talk = judged().client(ask(key, version, 5), cuts)  # no topics: a broker would send those of the session
     assert talk.sent[BROKER] == b""
     assert talk.answer(key, version)["errorCode"] == 122 and not talk.faults
 
 
 @pytest.mark.parametrize("version", schema().apis[SHARE_FETCH].request.versions)
-def test_a_session_that_was_begun_here_goes_on_until_it_ends(version):
+def test_a_client_can_continue_its_own_session_until_it_is_closed(version):
     talk = judged()
     dialogue = [
         ask(SHARE_FETCH, version, 0, ORDERS),
@@ -58,8 +58,8 @@ def test_a_session_that_was_begun_here_goes_on_until_it_ends(version):
 @pytest.mark.parametrize(
     "epoch, goes_on", [(-(1 << 31), False), (-1, False), (0, True), (1, True), ((1 << 31) - 1, True)]
 )
-def test_an_epoch_below_0_ends_a_session_and_no_other_one_does(epoch, goes_on):
-    """Also one that a broker refuses: whoever sent it goes on with the session that it has."""
+def test_only_an_epoch_below_0_closes_a_session(epoch, goes_on):
+    """An epoch of 0 in ShareAcknowledge, which a broker refuses, does not close it either."""
     talk = judged().client(ask(SHARE_FETCH, 1, 0, ORDERS))
     begun = talk.sent[BROKER] + ask(SHARE_ACKNOWLEDGE, 1, epoch, number=2)
     talk.client(ask(SHARE_ACKNOWLEDGE, 1, epoch, number=2))
@@ -70,12 +70,12 @@ def test_an_epoch_below_0_ends_a_session_and_no_other_one_does(epoch, goes_on):
 
 @pytest.mark.parametrize("size", [1, 20_000])
 @pytest.mark.parametrize("version", schema().apis[SHARE_FETCH].request.versions)
-def test_a_session_that_somebody_else_began_anew_brings_no_records_of_a_denied_topic(version, size):
-    """The attack: begin a session in the name of another member, wait until that one begins it anew, go on with it."""
+def test_a_session_that_another_client_created_anew_delivers_no_records_of_denied_topics(version, size):
+    """The attack: create a session with another member's id, wait until that member creates it anew, continue it."""
     talk = judged()
     records = [
         {"topicId": topic, "partitions": [{"partitionIndex": 0, "records": b"x" * size}]}
-        for topic in (ORDERS, SECRET, UUID(int=9))  # the last one has no name that is known
+        for topic in (ORDERS, SECRET, UUID(int=9))  # the last id is unknown
     ]
     for epoch in (0, 1):
         talk.client(ask(SHARE_FETCH, version, epoch, *[ORDERS] * (not epoch), number=epoch))
@@ -86,20 +86,20 @@ def test_a_session_that_somebody_else_began_anew_brings_no_records_of_a_denied_t
         assert answer.count(b"x" * size) == 1
 
 
-def test_what_is_denied_begins_none():
+def test_a_denied_request_creates_no_session():
     talk = judged().client(ask(SHARE_FETCH, 1, 0, SECRET))
     assert talk.sent[BROKER] == b""
     talk.client(ask(SHARE_FETCH, 1, 1, number=2))
     assert talk.sent[BROKER] == b""
 
 
-def test_who_may_read_no_topic_goes_on_with_no_session_of_a_group_that_it_may_join():
+def test_a_client_that_may_read_no_topic_cannot_continue_a_session_of_an_allowed_group():
     for rules in ({"action": "allow", "group": "g"},), (NO_SECRETS | {"topic": "*"}, {"action": "allow", "group": "g"}):
         talk = Decided(*rules).client(ask(SHARE_FETCH, 1, 5))
         assert talk.sent[BROKER] == b"" and talk.answer(SHARE_FETCH, 1)["errorCode"] == 122
 
 
-def test_few_sessions_are_remembered(monkeypatch):
+def test_the_number_of_remembered_sessions_is_limited(monkeypatch):
     monkeypatch.setattr(share_sessions, "MOST", 2)
     talk = judged()
     begun = b"".join(ask(SHARE_FETCH, 1, 0, ORDERS, member=name, number=at) for at, name in enumerate("abc"))
@@ -109,13 +109,13 @@ def test_few_sessions_are_remembered(monkeypatch):
     assert talk.sent[BROKER] == begun + goes_on
 
 
-def test_sessions_stay_where_rules_do_not_tell_topics_apart():
+def test_sessions_are_allowed_if_the_rules_treat_all_topics_alike():
     frame = ask(SHARE_FETCH, 1, 5)
     assert Decided({"action": "deny", "group": "other"}).client(frame).sent[BROKER] == frame
 
 
-def test_what_a_connection_remembers_of_its_sessions_is_short():
-    """A group and a member may have 32 KiB each."""
+def test_a_connection_remembers_its_sessions_in_32_bytes_each():
+    """The ids of the group and the member may have 32 KiB each."""
     talk = judged()
     for number in range(2 * share_sessions.MOST):
         talk.client(ask(SHARE_FETCH, 1, 0, ORDERS, member=f"{number}".ljust(30_000, "m")))

@@ -1,7 +1,6 @@
-"""No slice of the policy's work is longer than its bound, and none is shorter: what many names cost other connections.
+"""Each slice of the policy's work is exactly as long as its bound: it limits how long other connections wait.
 
-Each row of the table is one loop: how much it has done after so many elements. It stops once per slice, at the element
-that the bound names, neither before nor behind it.
+Each row of the table is one loop. It yields once per slice, at the element with which the slice is full.
 """
 
 from collections import Counter
@@ -27,7 +26,7 @@ DENY = {"action": "deny", "topic": "secret-*"}
 
 
 def stops(slices: Any) -> Counter[str]:
-    """How many times work stops, by the function that stops."""
+    """How many times work yields, by the function that yields."""
     found: Counter[str] = Counter()
     for _ in slices:
         inner = slices
@@ -97,11 +96,11 @@ def subscribed(number: int) -> Iterator[None]:
 
 
 class Loop(NamedTuple):
-    function: str  # which stops
-    size: int  # of a slice
-    work: Callable[[int], Iterator[None]]  # by number of elements
-    each: int = 1  # what an element counts as
-    first: int = 0  # what is counted beside the elements
+    function: str  # the generator that yields
+    size: int  # elements in a slice
+    work: Callable[[int], Iterator[None]]  # argument: number of elements
+    each: int = 1  # weight of an element
+    first: int = 0  # weight without any element
 
 
 LOOPS = {
@@ -114,7 +113,7 @@ LOOPS = {
     "names of 255 judged": Loop("judge", SLICE_NAMES, partial(judged, kind=TOPIC, name="{:255}".format), 4, -4),
     "denied topics": Loop("_ask_for_the_rest", SLICE_NAMES, partial(rest_asked_for, by_id=True)),
     "topics left": Loop("_ask_for_the_rest", SLICE_NAMES, partial(rest_asked_for, by_id=False)),
-    "a list": Loop("_removed", lists._SLICE_SPANS, listed, 2, 1),  # a group and its name; the array
+    "a list": Loop("_removed", lists._SLICE_SPANS, listed, 2, 1),  # each: a group and its name; first: the array
     "new topics": Loop("hide_settings", lists._SLICE_SPANS, created),
     "expressions": Loop("hide_mentioned", lists._SLICE_SPANS, expressions),
     "errors of topics": Loop("_error_entries", lists._SLICE_SPANS, errors_added),
@@ -132,22 +131,22 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
-def test_a_loop_stops_once_for_each_full_slice(loop):
+def test_a_loop_yields_once_for_each_full_slice(loop):
     for slices in (1, 2):
         full = next(number for number in count() if number * loop.each + loop.first >= slices * loop.size)
         found = [stops(loop.work(number))[loop.function] for number in (full - 1, full, full + 1)]
         assert found == [slices - 1, slices, slices], full
 
 
-def test_names_are_sliced_by_their_lengths():
+def test_long_names_fill_a_slice_sooner():
     for length, names in ((1, 128), (63, 128), (64, 64), (127, 64), (128, 43), (64 * 127, 1), (64 * 200, 1)):
         lengths = [len(some) for some in in_slices(["x" * length] * (2 * names + 1))]
         assert lengths == [names, names, 1] or (names == 1 and lengths == [1, 1, 1, 0])
 
 
-def test_bytes_of_members_are_read_up_to_a_slice():
+def test_a_slice_reads_a_limited_number_of_member_bytes():
     for more, slices in ((-1, 0), (0, 0), (1, 1)):
-        fixed = 2 + len("connect") + 4 + 4  # the type of the group, the size of each of a member's two fields
+        fixed = 2 + len("connect") + 4 + 4  # the group's type, the sizes of a member's two fields
         member = {"memberMetadata": bytes(members._SLICE_BYTES - fixed + more), "memberAssignment": b""}
         groups = [{"protocolType": "connect", "members": [member]}]
         frame = memoryview(response(DESCRIBE_GROUPS, 0, 1, {"groups": groups}))
