@@ -1,7 +1,7 @@
 """docs/policy.md as plain loops over rules: a second evaluator of the names that a response may mention.
 
-Reads the groups of APIs from the table of that page. Imports nothing of kproxy: what it decides is independent of the
-code under test.
+Reads the groups of APIs from the table of that page. It imports nothing of kproxy, so its decisions do not depend on
+the code under test.
 """
 
 import fnmatch

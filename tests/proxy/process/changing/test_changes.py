@@ -1,4 +1,4 @@
-"""What differs between two configurations, and that the documentation says of each setting what happens."""
+"""Differences between two configurations. The documentation lists the effect of each setting."""
 
 import re
 from pathlib import Path
@@ -26,14 +26,14 @@ ONE = '[[cluster]]\nname = "one"\nlisten = "127.0.0.1:9092"\nbootstrap = ["a:909
 TWO = '[[cluster]]\nname = "two"\nlisten = "127.0.0.1:9192"\nbootstrap = ["c:9092"]\n'
 
 
-def test_the_text_does_not_matter(settings):
+def test_a_different_notation_is_no_change(settings):
     same = (
         '# as before\ndrain_timeout_s = 10\n[[cluster]]\nbootstrap="a:9092,b:9092"\nlisten="127.0.0.1:9092"\nname="one"'
     )
     assert not changes(settings(ONE), settings(same))
 
 
-def test_each_difference_is_named(settings):
+def test_each_changed_setting_is_listed_by_its_effect(settings):
     new = 'log_level = "debug"\nrecord = "tables"\n' + ONE.replace("a:9092", "x:9092") + 'detail = "topics"\n'
     found = changes(settings(ONE + TWO), settings(new + TWO.replace("two", "three")))
     assert found.process == ("log_level",) and found.restart == ("record (None -> tables)",)
@@ -44,7 +44,7 @@ def test_each_difference_is_named(settings):
     assert changes(settings(ONE), settings(ONE + "read_only = true\n")).drained == ("one",)
 
 
-def test_who_clients_are_by_their_certificates_is_decided_anew(settings):
+def test_a_change_of_principals_from_certificates_drains_connections(settings):
     plain = '[cluster.tls]\ncertificate = "one.pem"\n'
     asks = plain + 'ca = "ca.pem"\nclient_certificates = "required"\n'
     rules = 'principal_mapping_rules = "RULE:^CN=(.*?),.*$/$1/"\n'
@@ -62,7 +62,7 @@ def test_who_clients_are_by_their_certificates_is_decided_anew(settings):
         assert found.changed == {"one": ("tls",)} and found.drained == (("one",) if drains else ())
 
 
-def test_the_documentation_has_every_setting():
+def test_the_documentation_lists_every_setting():
     rows = [line for line in PAGE.splitlines() if line.startswith("| ")]
     named = {row.split("|")[1]: set(re.findall(r"`(\w+)`", row.split("|")[1])) for row in rows}
     every = set().union(*named.values())

@@ -1,9 +1,9 @@
-"""The program that stands in for a kproxy that another one follows. In life: test_process.py."""
+"""The program that replaces a kproxy after another one has taken over. With real processes: test_process.py."""
 
 import subprocess
 import sys
 
-# The follower ends with status 7 at the first SIGHUP. The signal is sent before the program that stands in is there.
+# The follower exits with status 7 at the first SIGHUP. The signal is sent before the stand-in program runs.
 FIRST = """
 import inspect, os, signal, subprocess, sys
 from kproxy.proxy.process.changing import stand_in
@@ -21,12 +21,12 @@ os.execv(command[0], command)
 """
 
 
-def test_a_signal_that_came_before_it_ran_reaches_the_follower():
+def test_a_signal_before_the_start_of_the_stand_in_reaches_the_follower():
     done = subprocess.run([sys.executable, "-c", FIRST], timeout=60, check=False)
     assert done.returncode == 7
 
 
-# The second kproxy ends with status 7 after it has reaped the third, the current one.
+# The second kproxy exits with status 7 after it has reaped the third, the current one.
 REAPED = """
 import inspect, os, subprocess, sys
 from kproxy.proxy.process.changing import stand_in
@@ -42,7 +42,7 @@ os.execv(command[0], command)
 """
 
 
-def test_a_kproxy_that_its_predecessor_reaped_ends_with_the_status_of_that():
-    """The third ended first, and the second reaped it: the first one knew no status of it, and ended with 1."""
+def test_the_stand_in_exits_with_the_status_of_the_process_that_reaped_the_current_kproxy():
+    """The third ended first, and the second reaped it: the first could not learn its status, and exited with 1."""
     done = subprocess.run([sys.executable, "-c", REAPED], timeout=60, check=False)
     assert done.returncode == 7

@@ -1,4 +1,4 @@
-"""systemd's side of a kproxy, played by the test: sockets by LISTEN_FDS, what is said to NOTIFY_SOCKET."""
+"""The test plays systemd: it passes sockets by LISTEN_FDS and reads the messages to NOTIFY_SOCKET."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from tests.ports import free_ports
 from tests.proxy.live import HOST
 from tests.proxy.load import Brokers, Kproxy, Load, kproxy_process, until
 
-# As systemd does: the sockets get the numbers from 3 on, LISTEN_PID is the pid of the process itself.
+# As under systemd, the sockets are descriptors 3 and up, and LISTEN_PID is the pid of the process itself.
 ACTIVATE = """
 import fcntl, os, sys
 count, rest = int(sys.argv[1]), sys.argv[2:]
@@ -31,7 +31,7 @@ main()
 
 
 class Manager:
-    """What systemd hears."""
+    """The socket on which systemd receives notifications."""
 
     def __init__(self, folder):
         self.path = str(folder / "notify")
@@ -67,7 +67,7 @@ def written(folder, brokers, port, admin, **settings):
 
 
 class Activated(Kproxy):
-    """A kproxy that gets these sockets from systemd."""
+    """A kproxy that inherits these sockets from systemd."""
 
     def __init__(self, file, admin, sockets):
         self.sockets = list(sockets)
@@ -86,7 +86,7 @@ class Activated(Kproxy):
         return self
 
 
-def test_sockets_of_systemd_are_taken_and_a_client_may_come_before_kproxy_does(tmp_path):
+def test_a_client_can_connect_to_a_socket_of_systemd_before_kproxy_starts(tmp_path):
     async def test():
         brokers = Brokers(1)
         port, admin = free_ports(4), free_ports(1)
@@ -119,7 +119,7 @@ def test_sockets_of_systemd_are_taken_and_a_client_may_come_before_kproxy_does(t
         ("main", "no listener is there: make ListenStream= equal to one of "),
     ],
 )
-def test_sockets_that_no_listener_wants_are_an_error(tmp_path, name, reason):
+def test_a_socket_without_a_listener_is_an_error(tmp_path, name, reason):
     async def test():
         brokers = Brokers(1)
         port, admin = free_ports(4) + 1, free_ports(1)
@@ -134,7 +134,7 @@ def test_sockets_that_no_listener_wants_are_an_error(tmp_path, name, reason):
     live(test())
 
 
-def test_systemd_hears_how_it_stands(tmp_path):
+def test_systemd_is_notified_of_start_reload_takeover_and_stop(tmp_path):
     async def test():
         brokers = Brokers(1)
         manager = Manager(tmp_path)
@@ -157,7 +157,7 @@ def test_systemd_hears_how_it_stands(tmp_path):
                 new = line.split("process ")[-1].split()[0]
                 await manager.hears(f"MAINPID={new}", since)
                 await manager.hears("READY=1", since)
-                await asyncio.wait_for(kproxy.process.wait(), 20)  # nobody stands in: systemd knows the new one
+                await asyncio.wait_for(kproxy.process.wait(), 20)  # no stand-in remains: systemd has the new main pid
                 await load.more()
                 since = len(manager.heard)
                 os.kill(int(new), signal.SIGTERM)
@@ -167,7 +167,7 @@ def test_systemd_hears_how_it_stands(tmp_path):
     live(test())
 
 
-def test_a_start_that_waits_for_its_cluster_asks_for_time(tmp_path):
+def test_a_start_that_waits_for_its_cluster_extends_the_timeout_of_systemd(tmp_path):
     async def test():
         manager = Manager(tmp_path)
         port, admin = free_ports(4), free_ports(2)

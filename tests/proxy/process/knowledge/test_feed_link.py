@@ -1,4 +1,4 @@
-"""Groups are followed by a process beside the relays, whatever their number; it may end, and relays go on."""
+"""One insight process follows groups for any number of relays; relays continue if it ends."""
 
 import asyncio
 import json
@@ -41,7 +41,7 @@ async def exchanged(client: Wire, broker: Wire, asked: bytes, answer: bytes) -> 
 
 
 async def rebalance(pairs: list[tuple[Wire, Wire]], group: str, generation: int) -> None:
-    """All members join and get their assignments: the first one leads."""
+    """All members join and get their assignments; the first one leads."""
     ids = [f"m{number}" for number in range(len(pairs))]
     protocols = [{"name": "range", "metadata": b""}]
     for number, (client, broker) in enumerate(pairs):
@@ -58,7 +58,7 @@ async def rebalance(pairs: list[tuple[Wire, Wire]], group: str, generation: int)
 
 
 def set_in_kproxy(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
-    """Have that run in each kproxy that is started, about `link`."""
+    """Run this statement about `link` in each kproxy that the test starts."""
     (folder / "sitecustomize.py").write_text(f"import kproxy.proxy.process.knowledge.feed_link as link\n{code}\n")
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     monkeypatch.setenv("PYTHONPATH", path)
@@ -66,12 +66,12 @@ def set_in_kproxy(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> N
 
 async def groups(here: Run, query: str = "") -> list[dict]:
     while True:
-        with suppress(HTTPError):  # a process that just begins, or has no turn, does not answer in time: ask again
+        with suppress(HTTPError):  # a process that has just started, or a busy one, does not answer in time: ask again
             return json.loads(await here.get(f"/api/groups{query}"))
 
 
 async def known(here: Run, group: str, generation: int) -> dict:
-    """What is said of a group, once all members of that generation have their assignments."""
+    """The API's description of a group, once all members of that generation have their assignments."""
     found: list[dict] = []
 
     async def is_there() -> bool:
@@ -83,11 +83,11 @@ async def known(here: Run, group: str, generation: int) -> dict:
     return found[0]
 
 
-def test_a_rebalance_is_in_the_metrics_and_in_api_groups():
+def test_a_rebalance_appears_in_the_metrics_and_in_api_groups():
     async def test(workers: int):
         async with kproxy("--detail", "topics", workers=workers) as here:
             pid = int((await here.said("groups and leaders are followed by process")).split()[-1])
-            assert os.getsid(pid) == pid  # Ctrl-C in a terminal does not reach it, which may still be loading
+            assert os.getsid(pid) == pid  # Ctrl-C in a terminal does not reach the process, which may still be loading
             before = await here.scrape()
             for name, label in (("kproxy_rebalance_causes", "cause"), ("kproxy_leadership_changes", "change")):
                 assert {value for series, value in before.items() if series.startswith(name)} == {0}, label
@@ -114,7 +114,7 @@ def test_a_rebalance_is_in_the_metrics_and_in_api_groups():
             assert total(samples, "kproxy_group_rebalances_total", group="g") == 2
             assert total(samples, "kproxy_group_members", group="g") == 3
             assert total(samples, "kproxy_group_generation", group="g") == 2
-            # The coordinator waits for members, whose JoinGroup it answers when all have come.
+            # The coordinator answers JoinGroup requests when all members have joined.
             assert total(samples, "kproxy_group_rebalancing", group="g") == 1
             assert total(samples, "kproxy_group_rebalance_seconds_count", group="g") == 2
             assert total(samples, "kproxy_rebalance_causes_total", cause="member_joined") == 2
@@ -130,7 +130,7 @@ def test_a_rebalance_is_in_the_metrics_and_in_api_groups():
         live(test(workers), PATIENCE_S)
 
 
-def test_without_a_detail_nothing_is_followed_and_no_process_runs():
+def test_without_detail_no_insight_process_runs():
     async def test():
         async with kproxy(workers=1) as here:
             client, broker = await here.connect()
@@ -142,10 +142,10 @@ def test_without_a_detail_nothing_is_followed_and_no_process_runs():
 
 
 @pytest.mark.ring2
-def test_if_the_process_is_killed_relays_go_on_and_another_one_follows(monkeypatch, tmp_path):
+def test_a_killed_insight_process_is_replaced_and_relays_continue(monkeypatch, tmp_path):
     set_in_kproxy(
         monkeypatch, tmp_path, "link._FIRST_PAUSE_S = 5.0"
-    )  # it is asked meanwhile, on a machine that is busy
+    )  # time for a request before the next process starts, also on a busy machine
 
     async def test():
         async with kproxy("--detail", "topics", workers=1) as here:
@@ -153,7 +153,7 @@ def test_if_the_process_is_killed_relays_go_on_and_another_one_follows(monkeypat
             client, broker = await here.connect()
             os.kill(int(line.split()[-1]), signal.SIGKILL)
             await here.said("the process that follows groups has ended")
-            with pytest.raises(HTTPError) as refused:  # no list, which would say that there are no groups
+            with pytest.raises(HTTPError) as refused:  # an empty list would mean that there are no groups
                 await here.get("/api/groups")
             assert (refused.value.code, refused.value.headers["Retry-After"]) == (503, "1")
             assert b"is being started: ask again" in refused.value.read()
@@ -174,7 +174,7 @@ def test_if_the_process_is_killed_relays_go_on_and_another_one_follows(monkeypat
     live(test(), PATIENCE_S)
 
 
-def test_a_list_of_groups_is_not_cut_where_the_process_ends_between_two_slices():
+def test_a_list_of_groups_fails_if_the_process_ends_between_two_slices():
     class Ending:
         async def ask(self, _: str, __: tuple[str, str], wanted: int, *, timeout_s: float) -> list[dict[str, str]]:
             link._channel = None
@@ -194,7 +194,7 @@ def test_a_list_of_groups_is_not_cut_where_the_process_ends_between_two_slices()
 
 
 @pytest.mark.ring2
-def test_if_the_process_hangs_it_is_killed_and_another_one_follows(monkeypatch, tmp_path):
+def test_a_hung_insight_process_is_killed_and_replaced(monkeypatch, tmp_path):
     set_in_kproxy(monkeypatch, tmp_path, "link.BEAT_S, link.HANGS_S = 0.1, 3.0")
 
     async def test(workers: int):
@@ -217,22 +217,22 @@ def test_if_the_process_hangs_it_is_killed_and_another_one_follows(monkeypatch, 
         live(test(workers), PATIENCE_S)
 
 
-def test_what_is_known_is_loaded_once_for_all_who_ask_until_it_changes():
+def test_cells_are_unpickled_once_until_they_change():
     metrics = Metrics()
     link = FeedLink(metrics, lambda: None)
     link._show("c")
     known = InsightCells()
     link._take("c", pickle.dumps(known))
     first = metrics.cluster("c").insight()
-    link._take("c", pickle.dumps(known))  # it is told again and again
+    link._take("c", pickle.dumps(known))  # the same cells arrive again
     assert metrics.cluster("c").insight() is first
     known.groups.cell_for("g", 1, 0)
     link._take("c", pickle.dumps(known))
     assert "g" in metrics.cluster("c").insight().groups.cells
 
 
-def test_a_clock_that_is_set_keeps_nothing_waiting(monkeypatch):
-    """Packets that `kproxy watch` reads have the time of day, which may go on by an hour, as where a machine slept."""
+def test_a_clock_step_does_not_delay_exchanges(monkeypatch):
+    """Packets of `kproxy watch` have the time of day, which may jump by an hour, for example after a suspend."""
     monkeypatch.setattr(feed_link, "BEAT_S", 0.05)
 
     async def test():
@@ -254,7 +254,7 @@ def test_a_clock_that_is_set_keeps_nothing_waiting(monkeypatch):
         feed._put(KeptExchange(whose, JOIN, 5, 1, now_ns, now_ns, *frames), {})
         found = []
         while not found:
-            with suppress(NotNow):  # it has only begun
+            with suppress(NotNow):  # the process has only just started
                 found = [each async for part in link.api_groups({}) for each in part]
             await asyncio.sleep(0.05)
         assert [(each["group"], each["generation"]) for each in found] == [("g", 1)]
@@ -264,7 +264,7 @@ def test_a_clock_that_is_set_keeps_nothing_waiting(monkeypatch):
     live(test(), PATIENCE_S)
 
 
-# How far below their size the caps are: then a flood reaches them in seconds. `./dev knowledge flood` has them whole.
+# Divisor of the caps, so that a flood reaches them in seconds. `./dev knowledge flood` uses the full caps.
 SHARE = 1 if "KNOWLEDGE_LONG" in os.environ else 20
 CAPS = """
 import kproxy.insight.groups as groups, kproxy.insight.topics as topics, kproxy.insight.topology as topology
@@ -275,22 +275,20 @@ topics.MAX_TOPICS //= {0}
 topology.MAX_TOPICS //= {0}
 cells.MAX_PARTITIONS //= {0}
 """
-FLOOD_GROUPS, FLOOD_TOPICS = 10_000 // SHARE, 34_000 // SHARE  # that one client invents each time: beyond all caps
-MEMBERS = 4  # of each group
+FLOOD_GROUPS, FLOOD_TOPICS = 10_000 // SHARE, 34_000 // SHARE  # invented by one client in each round: beyond all caps
+MEMBERS = 4  # per group
 TOGETHER = 2000 // SHARE
-FIRST = "000000"  # a number in a frame that is written once, and then replaced
+FIRST = "000000"  # a placeholder in encoded frames
 
 
 def invented(number: int, frames: bytes, count: int) -> bytes:
-    """These frames for so many numbers."""
+    """The frames with the placeholder replaced by each of `count` numbers."""
     return b"".join(frames.replace(FIRST.encode(), b"%06d" % each) for each in range(number, number + count))
 
 
 @pytest.mark.ring2
-def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only(monkeypatch, tmp_path):
-    """30,000 groups of 120,000 members, 102,000 topics, or a share of it. The first part fills the caps; from there on
-    nothing grows.
-    """
+def test_memory_and_scrapes_stop_growing_when_invented_groups_reach_the_caps(monkeypatch, tmp_path):
+    """30,000 groups with 120,000 members and 102,000 topics, divided by SHARE. The first round reaches the caps."""
     (tmp_path / "sitecustomize.py").write_text(CAPS.format(SHARE))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
     group, ids = f"g{FIRST}", [f"m{FIRST}-{number}" for number in range(MEMBERS)]
@@ -315,7 +313,7 @@ def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only(monke
                     assert await client.read(len(answers)) == answers
 
             async def all_counted(count: int) -> None:
-                """The process that decodes has caught up, and nothing was dropped before it."""
+                """The insight process has caught up, and no exchange was dropped on the way to it."""
 
                 async def is_counted() -> bool:
                     samples = await here.scrape()
@@ -344,7 +342,7 @@ def test_what_a_client_invents_moves_memory_and_scrape_up_to_the_caps_only(monke
             assert total(samples, "kproxy_insight_left_out_total", why="not_followed") >= 2 * FLOOD_GROUPS
             assert total(samples, "kproxy_partitions_offline") == MAX_PARTITIONS // SHARE
             known, after = 0, ""
-            while page := await groups(here, f"?limit=1000&after={after}"):  # in slices
+            while page := await groups(here, f"?limit=1000&after={after}"):  # in slices, with other work between them
                 known, after = known + len(page), f"default/{page[-1]['group']}"
                 assert {each["member_count"] for each in page} == {MEMBERS}
             assert FLOOD_GROUPS / 4 < known <= FOLLOWED // SHARE and after == f"default/g{3 * FLOOD_GROUPS - 1:06d}"
@@ -359,8 +357,8 @@ def resident_bytes(pid: int) -> int:
     return int((in_proc(pid, "statm")).read_text().split()[1]) * resource.getpagesize()
 
 
-def test_what_is_known_is_recorded_beside_the_exchanges(tmp_path):
-    """Also what came last, and what is not complete when kproxy ends."""
+def test_rebalances_and_group_events_are_recorded_with_the_exchanges(tmp_path):
+    """Also the last events, and a rebalance that has not ended when kproxy exits."""
 
     def dataset_rows(place, table):
         return [row for file in (place / table).glob("*.parquet") for row in pq.ParquetFile(file).read().to_pylist()]
@@ -389,8 +387,8 @@ def test_what_is_known_is_recorded_beside_the_exchanges(tmp_path):
         live(test(workers, tmp_path / str(workers)), PATIENCE_S)
 
 
-def test_what_the_process_says_is_a_line_as_all_others(tmp_path):
-    """Of its part of the folder, whose place something else has taken meanwhile."""
+def test_errors_of_the_insight_process_are_log_lines_of_kproxy(tmp_path):
+    """Here it cannot write into the folder of the recording, which a file has replaced."""
 
     async def test():
         place = tmp_path / "tables"
@@ -403,7 +401,7 @@ def test_what_the_process_says_is_a_line_as_all_others(tmp_path):
             async def is_known() -> bool:
                 return total(await here.scrape(), "kproxy_group_rebalances_total") > 0
 
-            await here.until(is_known)  # else that process may be loaded still, for longer than its owner waits
+            await here.until(is_known)  # a process that still loads would be killed
             here.process.send_signal(signal.SIGTERM)
             await here.process.wait()
             await here.said("rows of insight are lost")
@@ -414,8 +412,8 @@ def test_what_the_process_says_is_a_line_as_all_others(tmp_path):
     live(test(), PATIENCE_S)
 
 
-def test_rows_that_the_process_cannot_write_are_counted(monkeypatch, tmp_path):
-    """While it runs; the recorder itself, which has too few events for a file yet, has lost none."""
+def test_rows_that_the_insight_process_cannot_write_are_counted(monkeypatch, tmp_path):
+    """The rows are counted at once. The recorder of exchanges has too few rows for a file yet, and has lost none."""
     (tmp_path / "sitecustomize.py").write_text("import kproxy.tables.knowledge_recorder as it\nit.ROLL_S = 0.1\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
 
@@ -435,8 +433,8 @@ def test_rows_that_the_process_cannot_write_are_counted(monkeypatch, tmp_path):
     live(test(), PATIENCE_S)
 
 
-def test_a_start_that_nobody_waits_for_any_more_is_whole(monkeypatch):
-    """Its owner may end first: what the process gets is its end of the channel all the same, not another file."""
+def test_a_cancelled_start_still_passes_the_channel_to_the_process(monkeypatch):
+    """kproxy may stop first: the descriptor that the process inherits must still be its end of the channel."""
     asked, goes_on, found = threading.Event(), threading.Event(), []
 
     def popen(*_, pass_fds, **__):

@@ -1,4 +1,4 @@
-"""What a live cluster is known for: rows become cells, and what was said before is not decoded again."""
+"""Insight into a live cluster: rows update the cells of metrics, and repeated responses are not decoded again."""
 
 from collections import deque
 
@@ -33,7 +33,7 @@ def metadata(leader=1, isr=(1, 2), throttle=0, **more):
 
 
 @pytest.mark.parametrize("version", [9, 12])
-def test_an_answer_of_metadata_that_says_the_same_is_not_decoded_again(version):
+def test_a_repeated_metadata_response_is_not_decoded_again(version):
     known = KnownCluster("default")
     assert known.learn(heard(METADATA, version, {}, metadata()))
     for number in range(5):
@@ -42,11 +42,11 @@ def test_an_answer_of_metadata_that_says_the_same_is_not_decoded_again(version):
     assert known.learn(heard(METADATA, version, {}, metadata(leader=2)))
     assert known.learn(heard(METADATA, version, {}, metadata(leader=3, isr=(1,))))
     assert (known.cells.changes["elected"], known.cells.shrunk) == (2, 1)
-    known.learn(heard(METADATA, version, {}, metadata(leader=2)))  # an old one: it is looked at again, and says nothing
+    known.learn(heard(METADATA, version, {}, metadata(leader=2)))  # an older response is decoded again, without effect
     assert known.repeats.count == 5
 
 
-def test_what_does_not_decode_is_counted_and_the_rest_goes_on():
+def test_an_undecodable_exchange_is_counted_and_later_ones_are_decoded():
     known = KnownCluster("default")
     good = heard(JOIN, 5, {"groupId": "g"}, {"errorCode": 25})
     assert known.learn(good._replace(response=good.response[:-2])) == []
@@ -54,29 +54,29 @@ def test_what_does_not_decode_is_counted_and_the_rest_goes_on():
     assert known.learn(good) and known.cells.groups.cells["g"].failures["join"] == 1
 
 
-def test_commits_that_fail_are_of_their_group():
+def test_failed_commits_count_for_their_group():
     known = KnownCluster("default")
     failed = [{"name": "t", "partitions": [{"partitionIndex": 0, "errorCode": 22}]}]
     known.learn(heard(COMMIT, 8, {"groupId": "g"}, {"topics": failed}))
     assert known.cells.groups.cells["g"].failures["commit"] == 1
-    assert list(known.groups("", 10)) == []  # who commits need not be a member
+    assert list(known.groups("", 10)) == []  # the committing client need not be a member
 
 
 def subscription(*topics):
-    """Consumer metadata v0, as JoinGroup carries it."""
+    """Consumer metadata v0, as in JoinGroup."""
     names = b"".join(len(name).to_bytes(2) + name.encode() for name in topics)
     return b"\0\0" + len(topics).to_bytes(4) + names + b"\xff\xff\xff\xff"
 
 
 def assignment(topic, *partitions):
-    """An assignment v0, as SyncGroup carries it."""
+    """An assignment v0, as in SyncGroup."""
     parts = b"".join(partition.to_bytes(4) for partition in partitions)
     name = len(topic).to_bytes(2) + topic.encode()
     return b"\0\0" + (1).to_bytes(4) + name + len(partitions).to_bytes(4) + parts + b"\xff\xff\xff\xff"
 
 
 def generation(known, number, owners, at_ns):
-    """All members join, and are given their partitions."""
+    """All members join and get their partitions."""
     leader = next(iter(owners))
     members = [{"memberId": member, "metadata": subscription("t")} for member in owners]
     for step, member in enumerate(owners):
@@ -98,23 +98,23 @@ def commit(known, member, partition, error):
     known.learn(heard(COMMIT, 8, asked, {"topics": topics}, at_ns=10**18 + 10**9))
 
 
-def test_a_member_that_was_replaced_and_commits_what_another_one_owns_splits_its_group():
+def test_a_replaced_member_that_commits_partitions_of_another_member_counts_as_a_split_group():
     known = KnownCluster("default")
     generation(known, 1, {"a": [0], "b": [1]}, 10**18)
-    generation(known, 2, {"b": [0, 1]}, 10**18 + 1000)  # a was silent for too long
+    generation(known, 2, {"b": [0, 1]}, 10**18 + 1000)  # the session of a has expired
     commit(known, "b", 0, 0)
-    commit(known, "b", 0, 27)  # REBALANCE_IN_PROGRESS: nobody was replaced
-    commit(known, "b", 1, 22)  # its own, with the generation before
+    commit(known, "b", 0, 27)  # REBALANCE_IN_PROGRESS: no member was replaced
+    commit(known, "b", 1, 22)  # its own partition, with the former generation
     assert known.cells.groups.cells["g"].split == 0
     commit(known, "a", 0, 25)
     assert known.cells.groups.cells["g"].split == 1
-    commit(known, "a", 7, 25)  # of nobody
+    commit(known, "a", 7, 25)  # a partition without an owner
     assert known.cells.groups.cells["g"].split == 1
     found = next(known.groups("", 1))
     assert (found["generation"], found["member_count"], found["strategy"]) == (2, 1, "range")
 
 
-def test_a_list_of_groups_begins_with_one_whose_id_is_empty():
+def test_a_list_of_groups_begins_with_the_empty_group_id():
     known = KnownCluster("default")
     for group_id in ("b", "", "a"):
         known.learn(heard(JOIN, 5, {"groupId": group_id}, {"errorCode": 24}))
@@ -122,7 +122,7 @@ def test_a_list_of_groups_begins_with_one_whose_id_is_empty():
     assert [each["group"] for each in known.groups("", 2)] == ["a", "b"]
 
 
-def test_owners_are_bounded(monkeypatch):
+def test_the_number_of_remembered_owners_is_limited(monkeypatch):
     monkeypatch.setattr(known_cluster, "MAX_OWNED", 5)
     known = KnownCluster("default")
     for number in range(1, 4):
@@ -132,7 +132,7 @@ def test_owners_are_bounded(monkeypatch):
     assert known._owned_count <= 5
 
 
-def test_a_group_that_went_back_to_the_classic_protocol_stands_as_that():
+def test_a_group_downgraded_to_the_classic_protocol_is_shown_as_classic():
     known = KnownCluster("default")
     asked = {"groupId": "g", "memberId": "new", "memberEpoch": 0, "rebalanceTimeoutMs": 1000, "topicPartitions": []}
     known.learn(heard(68, 1, asked, {"memberId": "new", "memberEpoch": 9, "heartbeatIntervalMs": 5}))
@@ -143,7 +143,7 @@ def test_a_group_that_went_back_to_the_classic_protocol_stands_as_that():
 
 
 def recorded_foreign():
-    """What is heard of a recorded run, in the order of answers: Connect's workers, Streams, its own protocol."""
+    """Exchanges of a recorded run in the order of responses: Connect workers, classic Streams, the Streams protocol."""
     run = Run(DATA / "foreign")
     found = []
     for connection, stream in enumerate(streams(run.capture, run.ports.__contains__)):
@@ -161,7 +161,7 @@ def recorded_foreign():
     return sorted(found, key=lambda each: each.response_start)
 
 
-def test_what_kind_of_group_it_is_is_known_of_each_that_was_recorded():
+def test_protocol_and_type_of_each_recorded_group_are_recognised():
     known = KnownCluster("default")
     metrics = Metrics()
     for each in recorded_foreign():

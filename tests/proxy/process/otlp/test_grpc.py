@@ -1,4 +1,4 @@
-"""What kproxy pushes over gRPC, to a real server of gRPC with OpenTelemetry's service."""
+"""Pushes over gRPC to a real gRPC server with OpenTelemetry's service."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ from tests.otlp import Collector, exposed, grpc_collector, series_of
 from tests.ports import free_ports
 
 SECRET = "hunter2"
-LONG_S = 60.0  # for a push that succeeds, on a machine that is busy
+LONG_S = 60.0  # timeout of pushes that succeed, also on a busy machine
 
 
 def pushing(endpoint: str, **settings: Any) -> tuple[OtlpPush, Metrics]:
@@ -43,7 +43,7 @@ def once(push: OtlpPush, times: int = 1) -> None:
     asyncio.run(run())
 
 
-def test_every_series_arrives_in_messages_that_collectors_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_series_arrives_in_messages_that_collectors_accept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp_grpc, "POINTS", 20)
     with grpc_collector() as here:
         push, metrics = pushing(f"http://127.0.0.1:{here.port}")
@@ -64,8 +64,8 @@ def test_every_series_arrives_in_messages_that_collectors_take(monkeypatch: pyte
     assert here.resource["service.name"] == "kproxy"
 
 
-def test_very_many_series_stay_below_what_a_message_may_have() -> None:
-    """10,000 series with long labels: 4.5 MB, which no collector takes at once."""
+def test_many_series_are_split_into_messages_below_the_limit() -> None:
+    """10,000 series with long labels have 4.5 MB, more than a collector accepts in one message."""
     with grpc_collector() as here:
         push, metrics = pushing(f"http://127.0.0.1:{here.port}", compression="none")
         for number in range(10_000):
@@ -78,7 +78,7 @@ def test_very_many_series_stay_below_what_a_message_may_have() -> None:
     assert max(push.ByteSize() for push in here.pushes) < 4 << 20
 
 
-def test_headers_of_the_file_and_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_come_from_the_file_or_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "headers"
     file.write_text(f"Authorization: Bearer {SECRET}\nx-scope: one\n")
     with grpc_collector() as here:
@@ -93,7 +93,7 @@ def test_headers_of_the_file_and_of_the_environment(tmp_path: Path, monkeypatch:
     assert sent[0]["x-scope"] == "one"
 
 
-def test_a_failure_is_told_without_what_the_collector_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_logged_without_the_collectors_message(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "headers"
     file.write_text(f"Authorization: {SECRET}\n")
@@ -110,7 +110,7 @@ def test_a_failure_is_told_without_what_the_collector_says(tmp_path: Path, caplo
     assert SECRET not in caplog.text
 
 
-def test_one_that_is_away_is_named_and_one_that_hangs_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_pushes_to_an_absent_or_hung_collector_fail_with_a_cause(caplog: pytest.LogCaptureFixture) -> None:
     push, metrics = pushing(f"http://127.0.0.1:{free_ports(1)}", timeout_s=5.0)
     once(push)
     assert metrics.otlp_pushes["failed"] == 1 and "UNAVAILABLE: " in caplog.text and "refused" in caplog.text
@@ -120,7 +120,7 @@ def test_one_that_is_away_is_named_and_one_that_hangs_is_given_up(caplog: pytest
     assert metrics.otlp_pushes["failed"] == 1 and "DEADLINE_EXCEEDED" in caplog.text
 
 
-def test_the_end_does_not_wait_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_does_not_wait_for_a_hung_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "LAST_S", 0.2)
 
     async def run() -> None:
@@ -128,7 +128,7 @@ def test_the_end_does_not_wait_for_one_that_hangs(monkeypatch: pytest.MonkeyPatc
             push, metrics = pushing(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=60, interval_s=1)
             push.start()
             silent.setblocking(False)
-            peer, _ = await asyncio.get_running_loop().sock_accept(silent)  # so it has begun
+            peer, _ = await asyncio.get_running_loop().sock_accept(silent)  # the push has begun
             with peer:
                 await push.stop()
             assert metrics.otlp_pushes == {"success": 0, "failed": 0}
@@ -154,8 +154,8 @@ def test_tls_with_a_ca_and_a_certificate_of_its_own(tmp_path: Path) -> None:
     assert len(here.pushes) == 1
 
 
-def test_a_running_push_over_grpc_by_the_port_alone() -> None:
-    """4317 is the port of OTLP over gRPC: its URL alone is enough."""
+def test_port_4317_selects_grpc() -> None:
+    """4317 is the port of OTLP over gRPC: a URL with it needs no protocol."""
 
     async def run(here: Collector) -> None:
         metrics = Metrics()
@@ -166,7 +166,7 @@ def test_a_running_push_over_grpc_by_the_port_alone() -> None:
         of = Otlp(endpoint=f"http://127.0.0.1:{here.port}", interval_s=1, timeout_s=LONG_S)
         push = OtlpPush(of, metrics, gather, 9092)
         push.start()
-        while len(here.pushes) < 2:  # noqa: ASYNC110 - a thread makes them
+        while len(here.pushes) < 2:  # noqa: ASYNC110 - a thread adds them
             await asyncio.sleep(0.02)
         await push.stop()
 

@@ -1,4 +1,4 @@
-"""What kproxy pushes to a collector over HTTP, while it runs and at its end; failures, secrets, TLS."""
+"""Pushes to a collector over HTTP, periodically and at exit: failures, secrets, TLS."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from tests.otlp import Collector, collector, series_of
 from tests.ports import free_ports
 
 SECRET = "Bearer hunter2"
-LONG_S = 60.0  # for a push that succeeds, on a machine that is busy
+LONG_S = 60.0  # timeout of pushes that succeed, also on a busy machine
 
 
 def pushing(endpoint: str, **settings: Any) -> tuple[OtlpPush, Metrics]:
@@ -44,13 +44,13 @@ def once(push: OtlpPush, times: int = 1) -> None:
     asyncio.run(run())
 
 
-def test_a_running_kproxy_pushes_at_its_interval_and_once_more_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kproxy_pushes_at_its_interval_and_once_more_at_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "LAST_S", LONG_S)
 
     async def run(here: Collector) -> None:
         push, metrics = pushing(f"http://127.0.0.1:{here.port}", interval_s=1)
         push.start()
-        while metrics.otlp_pushes["success"] < 2:  # noqa: ASYNC110 - a thread makes them
+        while metrics.otlp_pushes["success"] < 2:  # noqa: ASYNC110 - a thread adds them
             await asyncio.sleep(0.02)
         metrics.cluster("default").rewritten["Metadata"] = 7
         counted = metrics.otlp_pushes["success"]
@@ -60,13 +60,13 @@ def test_a_running_kproxy_pushes_at_its_interval_and_once_more_at_its_end(monkey
     with collector() as here:
         asyncio.run(asyncio.wait_for(run(here), 60))
         key = "kproxy_rewritten_addresses_total", frozenset({("cluster", "default"), ("api", "Metadata")})
-        assert ("counter", 7.0) in [series_of(each)[key] for each in here.pushes]  # one may have been under way
+        assert ("counter", 7.0) in [series_of(each)[key] for each in here.pushes]  # a push may have been in flight
         assert here.resource["service.name"] == "kproxy" and here.resource["service.instance.id"].endswith(":9092")
         assert {path for path, _ in here.requests} == {"/v1/metrics"}
         assert here.requests[0][1]["content-encoding"] == "gzip"
 
 
-def test_headers_come_from_their_file_each_time_and_are_in_no_log(
+def test_headers_are_read_from_their_file_for_each_push_and_never_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -105,7 +105,7 @@ def test_a_failure_is_logged_once_until_a_push_succeeds_again(caplog: pytest.Log
     assert "again" in caplog.messages[1]
 
 
-def test_nobody_is_sent_on_to_another_place_with_the_headers(tmp_path: Path) -> None:
+def test_a_redirect_is_not_followed_with_the_headers(tmp_path: Path) -> None:
     (tmp_path / "headers").write_text(f"api-key: {SECRET}\n")
     with collector() as here:
         push, metrics = pushing(f"http://127.0.0.1:{here.port}", headers_file=tmp_path / "headers")
@@ -114,7 +114,7 @@ def test_nobody_is_sent_on_to_another_place_with_the_headers(tmp_path: Path) -> 
     assert {path for path, _ in here.requests} == {"/v1/metrics"} and metrics.otlp_pushes["failed"] == 2
 
 
-def test_a_collector_that_hangs_holds_up_neither_the_loop_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hung_collector_delays_neither_the_loop_nor_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(otlp, "LAST_S", 0.2)
 
     async def run() -> int:
@@ -133,8 +133,8 @@ def test_a_collector_that_hangs_holds_up_neither_the_loop_nor_the_end(monkeypatc
     assert asyncio.run(run()) == 100
 
 
-def test_a_stop_at_the_moment_that_a_push_ends_is_a_stop() -> None:
-    """Both in one turn of the loop, where asyncio.wait_for of Python 3.11 returns and forgets that it was cancelled."""
+def test_a_stop_at_the_moment_a_push_completes_takes_effect() -> None:
+    """If both happen in one turn of the loop, asyncio.wait_for of Python 3.11 returns and loses the cancellation."""
 
     async def run() -> None:
         push, _ = pushing("http://127.0.0.1:1", interval_s=1)
@@ -148,7 +148,7 @@ def test_a_stop_at_the_moment_that_a_push_ends_is_a_stop() -> None:
         push._on_a_thread = begin  # type: ignore[method-assign]
         push.start()
         await began.wait()
-        await asyncio.sleep(0)  # it waits for its end
+        await asyncio.sleep(0)  # it waits for the push
         exported.set_result("")
         await asyncio.wait_for(push._tasks.cancel(), 10)
 
@@ -156,7 +156,7 @@ def test_a_stop_at_the_moment_that_a_push_ends_is_a_stop() -> None:
 
 
 def _answering(parts: Iterable[bytes]) -> tuple[int, Thread]:
-    """The port of a collector that answers one push with these parts, for as long as it is listened to."""
+    """The port of a collector that answers one push with these parts until the client closes."""
     server = socket.create_server(("127.0.0.1", 0))
 
     def answer() -> None:
@@ -173,7 +173,7 @@ def _answering(parts: Iterable[bytes]) -> tuple[int, Thread]:
 
 
 @pytest.mark.parametrize(("status", "outcome"), [(b"200 OK", "success"), (b"302 Found\r\nLocation: /x", "failed")])
-def test_the_body_of_an_answer_is_not_read(status: bytes, outcome: str) -> None:
+def test_the_body_of_a_response_is_not_read(status: bytes, outcome: str) -> None:
     parts = [b"HTTP/1.1 " + status + b"\r\n\r\n", *[bytes(1 << 20)] * 256]
     port, collector_thread = _answering(parts)
     push, metrics = pushing(f"http://127.0.0.1:{port}", timeout_s=30)
@@ -185,9 +185,7 @@ def test_the_body_of_an_answer_is_not_read(status: bytes, outcome: str) -> None:
     assert metrics.otlp_pushes[outcome] == 1 and peak < 32 << 20
 
 
-def test_an_answer_that_comes_byte_by_byte_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_response_byte_by_byte_times_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     ended = Event()
 
     def parts() -> Iterator[bytes]:
@@ -197,21 +195,21 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(
 
     monkeypatch.setattr(
         otlp, "SLACK_S", 0.5 - 2 * LONG_S
-    )  # so that no byte is late on a busy machine, and it takes 0.5 s
+    )  # the whole response may take 0.5 s, each byte longer, also on a busy machine
     port, collector_thread = _answering(parts())
     push, metrics = pushing(f"http://127.0.0.1:{port}")
     once(push, 2)
     assert metrics.otlp_pushes == {"success": 0, "failed": 2} and "has not ended after 0.5 s" in caplog.text
     ended.set()
     collector_thread.join()
-    push._exporter.hurry()  # it does not wait until somebody listens there again
+    push._exporter.hurry()  # it does not wait for another listener there
     assert push._thread is not None
     push._thread.join()
     once(push)
     assert push._is_failing and metrics.otlp_pushes["failed"] == 3
 
 
-def test_no_header_is_in_the_log_whatever_is_answered_or_set(
+def test_no_header_is_logged_whatever_the_response_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "headers"
@@ -245,12 +243,12 @@ def test_tls_with_a_ca_and_a_certificate_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["headers_file", "ca", "certificate", "key"])
-def test_files_that_are_not_there_are_told_at_the_start(tmp_path: Path, name: str) -> None:
+def test_missing_files_are_reported_at_the_start(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match=f"otlp: {name}: .*absent cannot be read: No such file"):
         pushing("http://localhost:4318", **{name: tmp_path / "absent"})
 
 
-def test_headers_that_are_none_are_told_by_their_line(tmp_path: Path) -> None:
+def test_an_invalid_header_is_reported_by_its_line_number(tmp_path: Path) -> None:
     file = tmp_path / "headers"
     file.write_text("a: b\nhunter2\n")
     with pytest.raises(ConfigError, match="line 2 is no header") as refused:
@@ -258,7 +256,7 @@ def test_headers_that_are_none_are_told_by_their_line(tmp_path: Path) -> None:
     assert "hunter2" not in str(refused.value)
 
 
-def test_headers_that_would_be_readable_on_the_network_are_warned_of(
+def test_headers_without_tls_cause_a_warning_unless_the_collector_is_local(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "headers").write_text("a: b\n")

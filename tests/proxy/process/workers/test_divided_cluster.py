@@ -1,4 +1,4 @@
-"""What a worker's connections learn while a reload is under way."""
+"""Connections of a worker that learn broker addresses during a reload."""
 
 import socket
 
@@ -9,8 +9,8 @@ from tests.proxy.live import HOST, Broker, kproxy, live
 from tests.proxy.process.test_cluster import advertised, is_connected, node
 
 
-def test_an_answer_between_a_reload_and_the_parents_state_names_the_ports_in_force():
-    """The worker's next cluster has no ports before that state: its first answer ended the connection."""
+def test_a_response_between_a_reload_and_the_parents_state_contains_the_current_ports():
+    """The worker's next cluster has no ports until it receives that state: the first response closed the connection."""
 
     async def test():
         other = Broker(2)
@@ -27,7 +27,7 @@ def test_an_answer_between_a_reload_and_the_parents_state_names_the_ports_in_for
             assert await is_connected(here, addresses[2][1], other)
             following.take(Known(former.cluster.name, here.port, open=frozenset((1, 2))))
             assert await advertised(client, broker, nodes) == addresses
-            assert set(following.proxy.routes.upstreams) == {1, 2}  # from now on what is learnt is for that one
+            assert set(following.proxy.routes.upstreams) == {1, 2}  # from now on the next cluster learns
             await following.proxy.stop()
             channel.close()
             theirs.close()

@@ -1,4 +1,4 @@
-"""`kproxy run --workers`: real processes, one of which is killed now and then."""
+"""`kproxy run --workers` as real processes, some of which are killed."""
 
 import asyncio
 import json
@@ -38,12 +38,12 @@ from tests.ports import free_ports
 from tests.proxy.live import HOST, Broker, Wire, live, request, response
 
 KPROXY = Path(sys.executable).with_name("kproxy")
-PATIENCE_S = 120  # several processes each, on a machine that may be busy
+PATIENCE_S = 120  # each test starts several processes, perhaps on a busy machine
 GAUGES = re.compile(r"kproxy_(open_connections|inflight|ready|accepting|workers|consumer|client_info|worker_resident)")
 
 
 class Run:
-    """A kproxy as a process, and what its log and its admin port say."""
+    """A kproxy process with its log and its admin port."""
 
     def __init__(self, process: asyncio.subprocess.Process, port: int, broker: Broker) -> None:
         self.process = process
@@ -92,7 +92,7 @@ class Run:
         return client, await self.broker.accept()
 
     async def until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        while not await condition():  # noqa: ASYNC110 - of other processes
+        while not await condition():  # noqa: ASYNC110 - other processes change it
             await asyncio.sleep(0.02)
 
 
@@ -108,7 +108,7 @@ def runs(pid: int) -> bool:
 
 
 def children(pid: int) -> list[int]:
-    threads = in_proc(pid, "task").glob("*/children")  # a thread's children are listed with it
+    threads = in_proc(pid, "task").glob("*/children")  # the kernel lists children by thread
     return [int(child) for thread in threads for child in thread.read_text().split()]
 
 
@@ -125,7 +125,7 @@ def total(samples: dict[str, float], name: str, **labels: str) -> float:
 async def kproxy(
     *arguments: str, workers: int = 2, broker: Broker | None = None, files: int | None = None
 ) -> AsyncIterator[Run]:
-    """`files`: how many each process may have open."""
+    """`files`: the limit of open files for each process."""
     broker = broker or Broker()
     port = free_ports(8)
     process = await asyncio.create_subprocess_exec(
@@ -154,7 +154,7 @@ async def kproxy(
 
 
 def patient_for(monkeypatch: pytest.MonkeyPatch, folder: Path, times: str) -> None:
-    """Have a kproxy wait for its workers as long as a statement about the module `crew` says."""
+    """Change how long kproxy waits for its workers: `times` is a statement that sets constants of the module `crew`."""
     (folder / "sitecustomize.py").write_text(f"import kproxy.proxy.process.workers.crew as crew\n{times}\n")
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     monkeypatch.setenv("PYTHONPATH", path)
@@ -186,7 +186,7 @@ async def is_closed(client: Wire) -> bool:
         return True
 
 
-def test_a_worker_that_is_killed_costs_its_own_connections_and_no_counter():
+def test_a_killed_worker_loses_only_its_own_connections_and_no_counts():
     async def test():
         async with kproxy() as here:
             pairs = [await here.connect() for _ in range(8)]
@@ -196,7 +196,7 @@ def test_a_worker_that_is_killed_costs_its_own_connections_and_no_counter():
             rows = await here.rows()
             assert sorted(Counter(row["worker"] for row in rows).values()) == [4, 4]
             before = await here.scrape()
-            assert total(before, "kproxy_requests_total") == 40  # exactly, at once: a scrape asks the workers
+            assert total(before, "kproxy_requests_total") == 40  # exact at any time: a scrape queries the workers
             assert total(before, "kproxy_open_connections") == 8
             victim = here.workers[0]
             os.kill(victim, signal.SIGKILL)
@@ -220,7 +220,7 @@ def test_a_worker_that_is_killed_costs_its_own_connections_and_no_counter():
                 return total(await here.scrape(), "kproxy_workers") == 2
 
             await here.until(replaced)
-            more = [await here.connect() for _ in range(4)]  # all to the one that has none
+            more = [await here.connect() for _ in range(4)]  # all go to the new worker, which has no connections
             for client, broker in more:
                 assert await alive(client, broker)
             rows = await here.rows()
@@ -234,7 +234,7 @@ def test_a_worker_that_is_killed_costs_its_own_connections_and_no_counter():
 
 
 @pytest.mark.ring2
-def test_twenty_kills_leave_nothing_behind():
+def test_twenty_killed_workers_leak_no_files_and_no_memory():
     async def test():
         async with kproxy() as here:
             files, memory = [], []
@@ -265,8 +265,8 @@ def test_twenty_kills_leave_nothing_behind():
     live(test(), PATIENCE_S)
 
 
-def test_a_terminals_signal_to_all_processes_drains_once():
-    """Ctrl-C goes to every process of a terminal, SIGTERM of systemd to every process of the service."""
+def test_a_signal_to_all_processes_starts_one_drain():
+    """Ctrl-C reaches every process of a terminal, systemd's SIGTERM every process of the service."""
 
     async def test():
         async with kproxy() as here:
@@ -310,7 +310,7 @@ def test_workers_end_with_their_parent():
             client, broker = await here.connect()
             processes = [here.template, *here.workers]
             os.kill(here.process.pid, signal.SIGKILL)
-            assert await is_closed(client)  # drained: it had nothing under way
+            assert await is_closed(client)  # drained: it had no request in flight
             broker.close()
 
             async def ended() -> bool:
@@ -321,8 +321,8 @@ def test_workers_end_with_their_parent():
     live(test(), PATIENCE_S)
 
 
-def test_the_process_that_forks_is_replaced_and_workers_go_on():
-    """Killed as by a kernel that is short of memory: alone, while it is needed, and again."""
+def test_a_killed_template_is_replaced_and_workers_continue():
+    """Killed as by the OOM killer: alone, while it is needed, and repeatedly."""
 
     async def test():
         async with kproxy("--drain-timeout-s", "5") as here:
@@ -343,7 +343,7 @@ def test_the_process_that_forks_is_replaced_and_workers_go_on():
             second = here.template
             assert second != first
             (fresh,) = here.workers
-            for pid in (second, fresh):  # at once: no worker can be forked at that moment
+            for pid in (second, fresh):  # while there is no template that could fork it
                 os.kill(pid, signal.SIGKILL)
             await here.said(f"(pid {fresh})")
             await here.until(lambda: has(2))
@@ -358,8 +358,8 @@ def test_the_process_that_forks_is_replaced_and_workers_go_on():
 
 
 @pytest.mark.ring2
-def test_a_template_that_ends_at_once_is_given_up(tmp_path):
-    """So that whoever started kproxy starts it anew, by the version that is installed by then."""
+def test_kproxy_exits_if_templates_keep_ending(tmp_path):
+    """The service manager then restarts kproxy, with the version that is installed by then."""
 
     async def test():
         async with kproxy("--drain-timeout-s", "1") as here:
@@ -376,7 +376,7 @@ def test_a_template_that_ends_at_once_is_given_up(tmp_path):
 
 
 @pytest.mark.ring2
-def test_where_no_descriptor_is_left_for_a_template_kproxy_ends_as_it_says():
+def test_kproxy_exits_with_a_message_if_no_descriptor_is_left_for_a_template():
     async def test():
         async with kproxy("--drain-timeout-s", "1") as here:
             used = {int(file.name) for file in in_proc(here.process.pid, "fd").iterdir()}
@@ -392,8 +392,8 @@ def test_where_no_descriptor_is_left_for_a_template_kproxy_ends_as_it_says():
 
 
 @pytest.mark.ring2
-def test_a_worker_that_is_being_forked_when_kproxy_is_to_end_does_not_keep_it(monkeypatch, tmp_path):
-    """The others have been told to drain by then; nobody would tell this one."""
+def test_a_worker_forked_during_the_drain_does_not_delay_the_exit(monkeypatch, tmp_path):
+    """The other workers have received `drain` by then; this one would never receive it."""
     patient_for(monkeypatch, tmp_path, "crew._STATUS_S = 0.1")
 
     async def test():
@@ -404,7 +404,7 @@ def test_a_worker_that_is_being_forked_when_kproxy_is_to_end_does_not_keep_it(mo
             (row,) = await here.rows()
             idle = here.workers[2 - int(str(row["worker"]))]
             template = here.template
-            os.kill(template, signal.SIGSTOP)  # it forks later
+            os.kill(template, signal.SIGSTOP)  # it forks after the signal
             os.kill(idle, signal.SIGKILL)
             await here.said("another one starts")
             here.process.send_signal(signal.SIGTERM)
@@ -422,16 +422,16 @@ def test_a_worker_that_is_being_forked_when_kproxy_is_to_end_does_not_keep_it(mo
 
 
 @pytest.mark.ring2
-def test_a_worker_that_is_stopped_gets_no_further_client(monkeypatch, tmp_path):
-    """Those that it has got wait; others are served meanwhile."""
+def test_a_stopped_worker_gets_no_further_clients(monkeypatch, tmp_path):
+    """The clients that it already has wait; other workers serve the later ones."""
     patient_for(monkeypatch, tmp_path, "crew.LATE_S = 0.1")
 
     async def test():
         async with kproxy() as here:
             os.kill(here.workers[0], signal.SIGSTOP)
-            waiting = [await Wire.dial(here.port) for _ in range(2)]  # one of them is the stopped one's
+            waiting = [await Wire.dial(here.port) for _ in range(2)]  # one of them goes to the stopped worker
             await here.broker.accept()
-            await asyncio.sleep(0.7)  # much more than the time after which it is late
+            await asyncio.sleep(0.7)  # much more than LATE_S
             pairs = [await here.connect() for _ in range(6)]
             for client, broker in pairs:
                 assert await alive(client, broker)
@@ -445,8 +445,8 @@ def test_a_worker_that_is_stopped_gets_no_further_client(monkeypatch, tmp_path):
 
 
 @pytest.mark.ring2
-def test_each_worker_takes_as_many_as_it_has_descriptors_for():
-    """Two workers have twice as many clients as one process may; the parent has none of their sockets."""
+def test_each_worker_takes_as_many_connections_as_its_descriptors_allow():
+    """Two workers serve twice as many clients as one process can; the parent keeps no sockets of clients."""
 
     async def test():
         async with kproxy(files=200) as run:
@@ -459,7 +459,7 @@ def test_each_worker_takes_as_many_as_it_has_descriptors_for():
                 assert await broker.frame() == request(HEARTBEAT, 0, at)
             assert Counter(row["worker"] for row in await run.rows()) == {1: most // 2, 2: most // 2}
             assert not [line for line in run.lines if "cannot open" in line]
-            waits = await Wire.dial(run.port)  # in the backlog
+            waits = await Wire.dial(run.port)  # it waits in the backlog
             for side in pairs.pop():
                 side.close()
             broker = await run.broker.accept()
@@ -469,8 +469,8 @@ def test_each_worker_takes_as_many_as_it_has_descriptors_for():
     live(test())
 
 
-def test_a_worker_that_hangs_is_killed_and_replaced(monkeypatch, tmp_path):
-    """The parent asks each from time to time whether its loop turns. One that is only slow to answer lives."""
+def test_a_hung_worker_is_killed_and_replaced(monkeypatch, tmp_path):
+    """The parent checks periodically that each worker's loop runs. A worker that is only slow to answer survives."""
     patient_for(monkeypatch, tmp_path, "crew.BEAT_S, crew.HANGS_S = 0.1, 3.0")
 
     async def test():
@@ -478,7 +478,7 @@ def test_a_worker_that_hangs_is_killed_and_replaced(monkeypatch, tmp_path):
             slow, hung = here.workers
             os.kill(slow, signal.SIGSTOP)
             await asyncio.sleep(0.5)
-            os.kill(here.process.pid, signal.SIGSTOP)  # the parent has asked: it hangs longer than it would wait
+            os.kill(here.process.pid, signal.SIGSTOP)  # the parent has asked; the worker hangs beyond HANGS_S
             os.kill(slow, signal.SIGCONT)
             await asyncio.sleep(4)
             os.kill(here.process.pid, signal.SIGCONT)
@@ -499,8 +499,8 @@ def test_a_worker_that_hangs_is_killed_and_replaced(monkeypatch, tmp_path):
     live(test(), PATIENCE_S)
 
 
-def test_a_broker_is_bound_before_the_answer_that_names_it_leaves():
-    """Two workers meet the same new brokers at the same moment; each client dials them as soon as it has its answer."""
+def test_the_port_of_a_broker_is_bound_before_its_address_reaches_a_client():
+    """Two workers discover the same brokers at the same moment; each client dials them as soon as it can."""
 
     async def test():
         async with kproxy() as here:
@@ -529,8 +529,8 @@ def test_a_broker_is_bound_before_the_answer_that_names_it_leaves():
     live(test(), PATIENCE_S)
 
 
-def test_a_broker_that_one_worker_has_met_is_reached_through_all():
-    """Its clients dial it as soon as they have the answer, and get the other worker."""
+def test_clients_of_every_worker_reach_a_broker_that_one_worker_discovered():
+    """Its clients dial it as soon as they have the response, and are assigned to the other worker."""
 
     async def test():
         async with kproxy() as here:
@@ -562,7 +562,7 @@ def test_a_broker_that_one_worker_has_met_is_reached_through_all():
     live(test(), PATIENCE_S)
 
 
-def test_a_broker_that_moved_is_known_to_all_workers():
+def test_all_workers_learn_the_new_address_of_a_broker():
     async def test():
         async with kproxy() as here:
             moved = Broker()
@@ -576,15 +576,15 @@ def test_a_broker_that_moved_is_known_to_all_workers():
                 return str(moved.port) in await here.get("/api/clusters")
 
             await here.until(is_known)
-            for _ in range(4):  # both workers get some
+            for _ in range(4):  # both workers get some of them
                 wire = await Wire.dial(here.port + 3)
                 assert await alive(wire, await moved.accept())
 
     live(test(), PATIENCE_S)
 
 
-def test_what_several_workers_count_is_what_one_counts():
-    """The same traffic through one process and through three: every counter but times is the same."""
+def test_several_workers_count_the_same_as_one_process():
+    """The same traffic through one process and through three workers: all counters except times are equal."""
 
     def counters(samples: dict[str, float]) -> dict[str, float]:
         exact = re.compile(
@@ -618,7 +618,7 @@ def test_what_several_workers_count_is_what_one_counts():
             client.close()
             for client, broker in pairs[3:]:
                 client.close()
-                await broker.rest()  # whose end came first is what is counted
+                await broker.rest()  # the side that ends first is counted
                 broker.close()
 
             async def closed() -> bool:
@@ -636,8 +636,8 @@ def test_what_several_workers_count_is_what_one_counts():
 
 
 @pytest.mark.ring2
-def test_workers_are_told_that_a_log_is_shorter_than_they_know():
-    """Truncated where one of them sees it: the other would wait for an end beyond the former one."""
+def test_workers_learn_that_a_log_was_truncated():
+    """One worker sees the truncation; without it, the other would wait until the log exceeds its former end."""
 
     async def fetch(client: Wire, broker: Wire, end: int, epoch: int) -> None:
         wanted = {"partition": 0, "fetchOffset": 0, "currentLeaderEpoch": epoch}
@@ -674,13 +674,13 @@ def test_workers_are_told_that_a_log_is_shorter_than_they_know():
     live(test(), PATIENCE_S)
 
 
-def test_what_keeps_a_worker_from_its_start_is_a_line_and_no_stack(tmp_path):
-    """A folder, which is told before there are workers; and what only they find."""
+def test_the_cause_of_a_failed_start_of_a_worker_is_one_line_without_a_traceback(tmp_path):
+    """A folder that cannot be used, found before workers start; and a cause that only workers find."""
 
     async def test():
         (tmp_path / "file").touch()
         broker = Broker()
-        without = tmp_path / "without"  # an extra that is not there
+        without = tmp_path / "without"  # a missing extra
         (without / "numpy").mkdir(parents=True)
         (without / "numpy/__init__.py").write_text("raise ModuleNotFoundError('no numpy', name='numpy')")
         for dumps, first, said in (
@@ -701,7 +701,7 @@ def test_what_keeps_a_worker_from_its_start_is_a_line_and_no_stack(tmp_path):
     live(test(), PATIENCE_S)
 
 
-def test_settings_that_need_a_port_in_use_are_told_and_leave_no_process():
+def test_a_port_in_use_is_reported_and_no_process_remains():
     async def test():
         with socket.socket() as taken:
             taken.bind((HOST, 0))
@@ -711,7 +711,7 @@ def test_settings_that_need_a_port_in_use_are_told_and_leave_no_process():
                 *("--workers", "2"),
                 stderr=asyncio.subprocess.PIPE,
             )
-            _, stderr = await process.communicate()  # ends when the last process does
+            _, stderr = await process.communicate()  # returns when the last process has ended
             assert process.returncode == 2
             assert "another program listens there" in stderr.decode()
 
@@ -749,8 +749,8 @@ async def from_file(file: Path, port: int, broker: Broker) -> AsyncIterator[Run]
         broker.close()
 
 
-def test_other_settings_reach_the_workers(tmp_path):
-    """A limit that workers apply, by a reload; the connections that are open go on."""
+def test_a_reload_applies_new_settings_in_the_workers(tmp_path):
+    """A reload changes a limit that workers apply; open connections continue."""
 
     async def test():
         broker, port = Broker(), free_ports(8)
@@ -759,14 +759,14 @@ def test_other_settings_reach_the_workers(tmp_path):
             written(tmp_path, port, broker, "max_request_bytes = 2000\n")
             here.process.send_signal(signal.SIGHUP)
             await here.said("reload by SIGHUP: ")
-            for _ in range(2):  # one of each worker, which has the settings by then
+            for _ in range(2):  # one for each worker, which has the new settings by then
                 client, _ = await here.connect()
                 await client.send((3000).to_bytes(4, "big") + bytes(3000))
                 assert await is_closed(client)
             for client, wire in before:
                 assert await alive(client, wire)
 
-            os.kill(here.workers[0], signal.SIGKILL)  # its replacement begins with the settings that run now
+            os.kill(here.workers[0], signal.SIGKILL)  # its replacement starts with the current settings
             await here.said("another one starts")
 
             async def replaced() -> bool:
@@ -780,7 +780,7 @@ def test_other_settings_reach_the_workers(tmp_path):
     live(test(), PATIENCE_S)
 
 
-def test_limits_count_anew_after_a_reload_and_no_connection_is_taken_off_twice(tmp_path):
+def test_limits_start_from_zero_after_a_reload_and_no_connection_is_subtracted_twice(tmp_path):
     async def test():
         broker, port = Broker(), free_ports(8)
         limits = "[cluster.limits]\nmax_connections = %d\n"
@@ -803,7 +803,7 @@ def test_limits_count_anew_after_a_reload_and_no_connection_is_taken_off_twice(t
     live(test(), PATIENCE_S)
 
 
-def test_all_workers_count_the_addresses_that_proxy_headers_tell(tmp_path):
+def test_limits_by_address_of_proxy_headers_hold_across_all_workers(tmp_path):
     async def test():
         broker, port = Broker(), free_ports(8)
         more = f'accept_proxy_protocol = true\ntrusted_proxies = ["{HOST}/32"]\n'
@@ -848,30 +848,30 @@ def test_all_workers_count_the_addresses_that_proxy_headers_tell(tmp_path):
     live(test(), PATIENCE_S)
 
 
-class Untold(Parent):
-    """A parent whose workers are what a test says."""
+class ParentWithoutWorkers(Parent):
+    """A parent without processes: each test plays the workers."""
 
     def __init__(self) -> None:
         super().__init__(2, cast(Template, NoTemplate()))
 
     async def start(self) -> None:
-        """There are none."""
+        """Start no workers."""
 
 
 class NoTemplate:
     async def close(self) -> None:
-        """There is none."""
+        """There is no template to close."""
 
 
-def test_a_worker_outlives_two_reloads_at_once():
-    """The ports of the first came to workers 5 ms behind it: where the second was sooner, each worker ended."""
+def test_a_worker_survives_two_immediate_reloads():
+    """Workers receive the ports of a reload 5 ms after it: if the second reload came sooner, each worker ended."""
 
     def settings(most: int) -> Config:
         cluster = {"name": "one", "listen": f"{HOST}:{port}", "bootstrap": [f"{HOST}:19092"], "max_request_bytes": most}
         return load(given={"workers": 2, "drain_timeout_s": 0.1, "cluster": [cluster]})
 
     async def test():
-        parent, ours, theirs = Untold(), *socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent, ours, theirs = ParentWithoutWorkers(), *socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         server = Server(settings(2000), team=parent)
         channel = Channel(ours, {}, lambda: None)
         serving = Serving(Beginning(server.config, 1, "token", 100, 0, 0), channel)
@@ -897,18 +897,18 @@ def test_a_worker_outlives_two_reloads_at_once():
     live(test(), PATIENCE_S)
 
 
-def test_what_a_worker_has_learnt_of_a_former_clusters_brokers_is_not_taken_for_the_next_ones():
-    """A message was under way while a reload gave the cluster other brokers: its clients were dialled to the former."""
+def test_brokers_of_the_former_cluster_are_not_added_to_the_next_one():
+    """A worker's message was in flight while a reload changed the bootstrap: clients reached the former brokers."""
 
     async def test():
-        former, latter = Address(HOST, 19092), Address(HOST, 29092)  # nobody listens there
+        former, latter = Address(HOST, 19092), Address(HOST, 29092)  # no listener there
         port = free_ports(4)
 
         def settings(*bootstrap: Address) -> Config:
             flags = {"listen": f"{HOST}:{port}", "bootstrap": ",".join(map(str, bootstrap))}
             return load(flags={**flags, "workers": 2, "drain_timeout_s": 0.1})
 
-        parent = Untold()
+        parent = ParentWithoutWorkers()
         server = Server(settings(former), team=parent)
         await server.start()
         try:
@@ -926,7 +926,7 @@ def test_what_a_worker_has_learnt_of_a_former_clusters_brokers_is_not_taken_for_
                 await server.reconfigure(new, changes(server.config, new))
             assert not bind("default", Upstream(route, (former,)), 9, HOST, 19094)
             assert bind("default", Upstream(route, (former,)), 1, HOST, 19095)  # its port is open
-            assert server.clusters[0].routes.upstreams == {1: Address(HOST, 19093)}  # as both have a broker in common
+            assert server.clusters[0].routes.upstreams == {1: Address(HOST, 19093)}  # they share a broker
             assert bind("default", Upstream(route, (latter,)), 1, HOST, 29093)
             assert server.clusters[0].routes.upstreams == {1: Address(HOST, 29093)}
             assert not bind("removed", Upstream(route, (former,)), 1, HOST, 19093)
@@ -936,8 +936,8 @@ def test_what_a_worker_has_learnt_of_a_former_clusters_brokers_is_not_taken_for_
     live(test(), PATIENCE_S)
 
 
-def test_the_series_of_a_cluster_end_when_it_is_removed(tmp_path):
-    """Those of workers that live, and of one that has died."""
+def test_the_series_of_a_cluster_end_with_its_removal(tmp_path):
+    """Series of live workers, and of one that has died."""
 
     async def test():
         broker, other, port = Broker(), Broker(), free_ports(20)
@@ -968,8 +968,8 @@ def test_the_series_of_a_cluster_end_when_it_is_removed(tmp_path):
     live(test(), PATIENCE_S)
 
 
-def test_what_the_parent_counts_of_a_removed_cluster_does_not_fall_while_a_worker_drains_it(tmp_path):
-    """Clients that a limit keeps out are counted where they are accepted; the parent has no connections to drain."""
+def test_counters_of_a_removed_cluster_do_not_fall_while_a_worker_drains_it(tmp_path):
+    """The parent counts clients that exceed a limit when it accepts them; it has no connections to drain."""
 
     async def test():
         broker, other, port = Broker(), Broker(), free_ports(20)
@@ -1008,8 +1008,8 @@ def test_what_the_parent_counts_of_a_removed_cluster_does_not_fall_while_a_worke
     live(test(), PATIENCE_S)
 
 
-def test_a_policy_holds_in_every_worker_and_ends_with_a_reload(tmp_path):
-    """Refusals are summed up; connections that a rule was about are drained, since what they may do has changed."""
+def test_every_worker_applies_the_policy_until_a_reload_removes_it(tmp_path):
+    """Refusals of all workers are added up; the reload drains connections, since their rights have changed."""
 
     def offsets(topic: str, number: int) -> bytes:
         topics = [{"name": topic, "partitions": [{"partitionIndex": 0}]}]
@@ -1019,7 +1019,7 @@ def test_a_policy_holds_in_every_worker_and_ends_with_a_reload(tmp_path):
         broker, port = Broker(), free_ports(8)
         rule = '[[cluster.policy]]\naction = "deny"\ntopic = "secret-*"\n'
         async with from_file(written(tmp_path, port, broker, rule), port, broker) as here:
-            pairs = [await here.connect() for _ in range(6)]  # three of each worker
+            pairs = [await here.connect() for _ in range(6)]  # three for each worker
             for number, (client, end) in enumerate(pairs):
                 await client.send(offsets("secret-1", number) + offsets("orders", number))
                 (topic,) = codec.decode_response((await client.frame())[4:], LIST_OFFSETS, 5)[1]["topics"]
@@ -1034,7 +1034,7 @@ def test_a_policy_holds_in_every_worker_and_ends_with_a_reload(tmp_path):
             await here.said("reload by SIGHUP")
             for client, _ in pairs:
                 assert await is_closed(client)
-            await broker.answer_kproxy()  # which asks for its brokers anew
+            await broker.answer_kproxy()  # kproxy requests Metadata again
             for number in range(4):
                 client, end = await here.connect()
                 await client.send(offsets("secret-1", number))
@@ -1043,8 +1043,8 @@ def test_a_policy_holds_in_every_worker_and_ends_with_a_reload(tmp_path):
     live(test(), PATIENCE_S)
 
 
-def test_a_worker_in_which_new_settings_do_not_work_is_replaced(tmp_path):
-    """Else it would go on by what no longer holds. Here it has no descriptor left for the files of TLS."""
+def test_a_worker_that_cannot_apply_new_settings_is_replaced(tmp_path):
+    """It must not continue with old settings. Here it has no descriptor left for the files of TLS."""
 
     async def test():
         broker, port = Broker(), free_ports(8)
@@ -1062,12 +1062,12 @@ def test_a_worker_in_which_new_settings_do_not_work_is_replaced(tmp_path):
     live(test(), PATIENCE_S)
 
 
-def test_workers_without_descriptors_turn_clients_away_and_serve_those_that_come_when_there_are_some():
-    """Each gets the message of a client without its socket, and must not be waited for until it takes that."""
+def test_workers_without_descriptors_reject_clients_until_descriptors_are_free():
+    """A worker receives the message about a client without its socket; the parent must not wait for a confirmation."""
 
     async def test():
         async with kproxy() as here:
-            served = [await here.connect() for _ in here.workers]  # so each has opened what it needs
+            served = [await here.connect() for _ in here.workers]  # afterwards each worker has all its files open
             limits = {worker: resource.prlimit(worker, resource.RLIMIT_NOFILE) for worker in here.workers}
             for worker, (_, hard) in limits.items():
                 used = {int(file.name) for file in in_proc(worker, "fd").iterdir()}
@@ -1089,7 +1089,7 @@ def test_workers_without_descriptors_turn_clients_away_and_serve_those_that_come
 
 
 @pytest.mark.ring2
-def test_processes_that_hang_do_not_keep_kproxy_from_its_end():
+def test_hung_processes_do_not_delay_the_exit_of_kproxy():
     async def test():
         async with kproxy("--drain-timeout-s", "1") as here:
             pids = [here.template, here.workers[0]]
@@ -1102,7 +1102,7 @@ def test_processes_that_hang_do_not_keep_kproxy_from_its_end():
     live(test(), PATIENCE_S)
 
 
-def test_a_kproxy_that_follows_takes_over_with_workers_of_its_own(tmp_path):
+def test_the_succeeding_kproxy_takes_over_with_its_own_workers(tmp_path):
     async def test():
         broker, port = Broker(), free_ports(8)
         async with from_file(written(tmp_path, port, broker), port, broker) as here:
@@ -1117,13 +1117,13 @@ def test_a_kproxy_that_follows_takes_over_with_workers_of_its_own(tmp_path):
             assert await is_closed(client)  # drained
             client.close()
             wire.close()
-            here.process.send_signal(signal.SIGTERM)  # the process that the service manager knows
+            here.process.send_signal(signal.SIGTERM)  # the main process of the service manager
             assert await is_closed(fresh)
             fresh.close()
             of_fresh.close()
             await here.process.wait()
 
-            async def is_free() -> bool:  # no process of either kproxy has the port
+            async def is_free() -> bool:  # no process of either kproxy holds the port
                 with socket.socket() as sock:
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                     try:
@@ -1139,7 +1139,7 @@ def test_a_kproxy_that_follows_takes_over_with_workers_of_its_own(tmp_path):
 
 
 def test_workers_record_into_one_folder(tmp_path):
-    """What one of them is killed with is lost; the rest is there, each exchange once."""
+    """A killed worker loses its buffered rows; every other exchange is recorded once."""
 
     async def test():
         async with kproxy("--record", str(tmp_path / "tables")) as here:
@@ -1167,8 +1167,8 @@ def test_workers_record_into_one_folder(tmp_path):
     live(test(), PATIENCE_S)
 
 
-def test_a_loop_through_somebody_else_is_found_wherever_it_comes_back():
-    """Bootstrap leads back to kproxy: each connection makes another, until a question of kproxy itself comes back."""
+def test_a_loop_through_another_proxy_is_found_by_any_worker():
+    """Bootstrap leads back to kproxy: each connection causes another one, until kproxy receives its own request."""
 
     async def test():
         async with kproxy() as here:
@@ -1214,6 +1214,6 @@ def test_a_loop_through_somebody_else_is_found_wherever_it_comes_back():
     live(test(), PATIENCE_S)
 
 
-def test_a_proxy_inside_a_program_is_one_process():
+def test_an_embedded_proxy_is_one_process():
     with pytest.raises(ConfigError, match="one process"):
         Proxy(bootstrap="kafka-1:9092", workers=2)

@@ -10,7 +10,7 @@ from kproxy.proxy.process.workers import template
 from kproxy.proxy.sockets.channel import pair
 
 PATIENCE_S = 30.0
-# A program of its own: it forks.
+# A separate program, because it forks.
 KILLED = """
 import asyncio, os, select, signal
 import uvloop
@@ -23,7 +23,7 @@ async def main():
     ours, theirs = pair()
     pid = await template.fork(theirs)
     ours.close()  # the worker ends
-    select.select([template._sock], [], [])  # its template has told so, which is not read yet
+    select.select([template._sock], [], [])  # the template's report of that is there, unread
     os.kill(template.pid, signal.SIGSTOP)
     template._sock.send(b"unread")
     os.kill(template.pid, signal.SIGKILL)
@@ -40,9 +40,9 @@ def ends_at_once(sock: socket.socket) -> None:
     sock.close()
 
 
-@pytest.mark.parametrize("is_read", [True, False], ids=["heard", "unheard"])
-def test_it_ends_without_a_word_when_its_parent_has_gone(capfd, is_read):
-    """Also when the parent has not read that a worker was forked, or has ended: the kernel reports a reset then."""
+@pytest.mark.parametrize("is_read", [True, False], ids=["read", "unread"])
+def test_the_template_exits_silently_if_its_parent_has_ended(capfd, is_read):
+    """Also if the parent left the reports of a forked or ended worker unread: the kernel then reports a reset."""
     ours, theirs = pair()
     mine, worker = pair()
     with theirs:
@@ -58,6 +58,6 @@ def test_it_ends_without_a_word_when_its_parent_has_gone(capfd, is_read):
     assert capfd.readouterr().err == ""
 
 
-def test_what_it_told_before_it_was_killed_is_heard_though_it_left_a_request_unread():
+def test_reports_of_a_killed_template_arrive_although_it_left_a_request_unread():
     done = subprocess.run([sys.executable, "-c", KILLED], capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("True [0]\n", "")

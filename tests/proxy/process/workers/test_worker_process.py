@@ -1,4 +1,4 @@
-"""What a worker does with its parent's messages while the settings change."""
+"""How a worker handles messages of its parent during a reload."""
 
 import socket
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from kproxy.proxy.process.workers.worker_process import Beginning, Serving, _Pro
 from kproxy.proxy.sockets.channel import Channel
 from tests.proxy.live import HOST, live
 
-BEFORE, AFTER = 19092, 29092  # where clients bootstrap; nobody listens there
+BEFORE, AFTER = 19092, 29092  # bootstrap ports, without listeners
 FORMER, LATTER = Address("former", 9092), Address("latter", 9092)
 
 
@@ -47,8 +47,8 @@ def channel() -> Iterator[Channel]:
     [([FORMER], []), ([], [FORMER]), ([FORMER], [FORMER])],
     ids=["before the reload", "since", "before and since"],
 )
-def test_what_a_beginning_worker_heard_before_a_reload_is_not_taken_for_the_new_settings(before, since):
-    """It told clients ports that are closed, and dialled brokers of the cluster before, until the next reload."""
+def test_a_starting_worker_discards_state_from_before_a_reload(before, since):
+    """It advertised closed ports and dialled brokers of the former cluster, until the next reload."""
 
     async def test():
         old, new = settings(("one", BEFORE, FORMER)), settings(("one", AFTER, LATTER))
@@ -64,7 +64,7 @@ def test_what_a_beginning_worker_heard_before_a_reload_is_not_taken_for_the_new_
             serving = process._serve()
             (proxy,) = serving._relays.clusters
             assert proxy.cluster.listen.port == AFTER
-            assert proxy.has_routes == bool(since)  # else its clients wait for what holds now
+            assert proxy.has_routes == bool(since)  # otherwise its clients wait for the current state
             assert not since or proxy.routes.upstreams == {1: since[-1]}
             process._known(known("one", AFTER, LATTER))
             assert proxy.routes.advertised(1, "any").port == AFTER + 2
@@ -75,8 +75,8 @@ def test_what_a_beginning_worker_heard_before_a_reload_is_not_taken_for_the_new_
     live(test())
 
 
-def test_a_port_that_a_reload_gave_up_is_somebody_elses():
-    """Workers took it for kproxy's own, and so refused to dial a broker there while kproxy was ready."""
+def test_a_port_released_by_a_reload_no_longer_counts_as_kproxys_own():
+    """Workers refused to dial a broker at such a port, although kproxy was ready."""
 
     async def test():
         old = settings(("one", BEFORE, FORMER), ("two", 39092, FORMER))
@@ -99,8 +99,8 @@ def test_a_port_that_a_reload_gave_up_is_somebody_elses():
     live(test())
 
 
-def test_a_broker_elsewhere_may_have_the_port_that_kproxy_listens_on():
-    """Where kproxy listens on one address alone, each worker's dial to such a broker ended in a defect."""
+def test_a_broker_at_another_address_may_use_the_port_of_a_listener():
+    """If kproxy listened on one address only, each worker's dial to such a broker raised an exception."""
 
     async def test():
         config = settings(("one", BEFORE, FORMER))
