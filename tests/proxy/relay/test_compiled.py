@@ -1,4 +1,4 @@
-"""The compiled core and the session in Python are one relay: the same bytes leave, and the same is counted."""
+"""The compiled core and the Python session relay the same bytes and count the same."""
 
 import asyncio
 import gc
@@ -42,11 +42,11 @@ pytestmark = needs_core
 
 ACKS = {"acks": -1}
 
-Exchange = tuple[bytes, bytes | None]  # a request, and its answer if there is one
+Exchange = tuple[bytes, bytes | None]  # a request, and its response if there is one
 
 
 def exchanges(chance: random.Random, broker_port: int) -> Iterator[Exchange]:
-    """What a client asks and a broker answers: mostly the usual, and everything that the core leaves to Python."""
+    """Requests and responses of a conversation: mostly common ones, and all kinds that the core leaves to Python."""
     for number in range(chance.randint(20, 120)):
         kind = chance.choices(
             (
@@ -137,7 +137,7 @@ async def played(here: Live, seed: int) -> tuple[bytes, bytes]:
             if answer is None:
                 continue
             waiting += answer
-            if pace.random() < 0.7:  # otherwise several leave together
+            if pace.random() < 0.7:  # otherwise several responses leave together
                 for part in cut(pace, waiting) if pace.random() < 0.3 else (waiting,):
                     await broker.send(part)
                 waiting = b""
@@ -208,7 +208,7 @@ async def _all(
 
 @contextmanager
 def frames_of_the_core(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Inside, connections are lent at once; yield the counts of frames that the core relayed."""
+    """Lend connections to the core at once; yield a list that receives the number of frames relayed by each loan."""
     counts: list[int] = []
     take_back = Lending.take_back
 
@@ -241,13 +241,13 @@ def test_the_core_and_python_relay_and_count_alike(seeds: range, detail: str, mo
     assert python == native
     assert in_python == in_native
     frames = sum(count for key, count in in_native.items() if key[0] == "frames")
-    assert sum(by_core) > frames * (0.5 if detail == "headers" else 0.1)  # fetches and heartbeats are Python's
+    assert sum(by_core) > frames * (0.5 if detail == "headers" else 0.1)  # Python relays fetches and heartbeats
     assert detail == "headers" or in_native["topic", "topic 1", "records"] > 25 * len(seeds)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("ends", [("clients", "brokers"), ("clients",), ("brokers",)], ids="+".join)
-def test_the_core_relays_what_python_decrypts(
+def test_the_core_relays_frames_that_python_decrypts(
     ends: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds = range(6)
@@ -341,7 +341,7 @@ async def refused(here: Live, seed: int) -> tuple[bytes, bytes]:
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("seeds", [range(5), range(5, 20)], ids=["few", "many"])
-def test_the_core_relays_what_a_policy_lets_pass(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_core_relays_requests_that_a_policy_allows(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     port, broker_port = free_ports(6), free_ports(1)
     results = []
 
@@ -362,7 +362,7 @@ def test_the_core_relays_what_a_policy_lets_pass(seeds: range, monkeypatch: pyte
     assert sum(by_core) > 25 * len(seeds)
 
 
-def test_a_defect_ends_one_connection_and_no_other(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_an_exception_closes_only_its_own_connection(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     lend_at_once(monkeypatch)
     learn = Lending.learn
 
@@ -399,7 +399,7 @@ def test_a_defect_ends_one_connection_and_no_other(monkeypatch: pytest.MonkeyPat
     assert "a defect of kproxy closed the connection" in caplog.text
 
 
-def test_the_end_of_a_connection_takes_no_time_of_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_starts_after_the_end_of_a_connection_was_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     lend_at_once(monkeypatch)
     came_back = Lending.came_back
     done_ns: list[int] = []
@@ -416,7 +416,7 @@ def test_the_end_of_a_connection_takes_no_time_of_the_next_one(monkeypatch: pyte
             (first, first_broker), (second, second_broker) = ends
             relay = list(here.server.relays.worker.relays.values())[1]
             monkeypatch.setattr(Lending, "came_back", timed)
-            first.close()  # both in one turn of the loop
+            first.close()  # both are ready in one turn of the loop
             second.sock.send(request(PRODUCE, 8, 9, ACKS))
             await second_broker.frame()
             assert lending_of(relay).is_lent
@@ -428,7 +428,7 @@ def test_the_end_of_a_connection_takes_no_time_of_the_next_one(monkeypatch: pyte
     live(test())
 
 
-def test_counters_of_a_cluster_that_is_gone_are_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_of_a_removed_cluster_can_be_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     lend_at_once(monkeypatch)
 
     async def test() -> None:
@@ -450,7 +450,7 @@ def test_counters_of_a_cluster_that_is_gone_are_freed(monkeypatch: pytest.Monkey
             )
             (tally,) = cells.tallies.values()
             assert gc.is_tracked(tally)
-            assert cells in gc.get_referents(tally)  # so the collector sees the circle
+            assert cells in gc.get_referents(tally)  # so the collector sees the cycle
 
     live(test())
 
@@ -467,7 +467,7 @@ def core_of(here: Live) -> Core:
 
 
 async def produces(client: Wire, broker: Wire, count: int = 4, name: str | None = "c") -> None:
-    """Requests that the core relays after the first ones."""
+    """Exchange requests until the core relays them."""
     for number in range(count):
         await client.send(request(PRODUCE, 8, number, ACKS, name))
         await broker.frame()
@@ -475,7 +475,7 @@ async def produces(client: Wire, broker: Wire, count: int = 4, name: str | None 
         await client.frame()
 
 
-def test_who_looks_at_a_connection_leaves_it_to_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_the_state_of_a_connection_leaves_it_in_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     lend_at_once(monkeypatch)
 
     async def test() -> None:
@@ -489,7 +489,7 @@ def test_who_looks_at_a_connection_leaves_it_to_the_core(monkeypatch: pytest.Mon
             row = connection_row(relay)
             here.server.relays.worker.ageing._look(watched, relay, watched.idle_since + 599)
             assert lending_of(relay).is_lent
-            assert watched.received == row["bytes_in"], "it was looked at"
+            assert watched.received == row["bytes_in"], "the wheel did not read it"
             assert (row["requests"], row["requests_pending"], row["client_id"]) == (5, 1, "another")
             assert relay.session.requests == 5
             assert not lending_of(relay).is_lent
@@ -521,7 +521,7 @@ DENIED = Rule(action="deny", topic=("secret",))
     ],
     ids=str,
 )
-def test_the_core_has_a_heartbeat_if_nothing_refuses_or_reads_it(
+def test_the_core_relays_heartbeats_unless_a_rule_or_a_reader_needs_them(
     settings: dict[str, Any],
     cluster: dict[str, Any],
     is_lent: bool,
@@ -541,7 +541,7 @@ def test_the_core_has_a_heartbeat_if_nothing_refuses_or_reads_it(
                     await broker.send(response(HEARTBEAT, 4, number))
                 await client.frame()
             (relay,) = here.server.relays.worker.relays.values()
-            assert relay.session  # which the core gives back
+            assert relay.session  # reading it takes the session back from the core
             assert any(by_core) == is_lent
             client.close()
             broker.close()
@@ -551,7 +551,7 @@ def test_the_core_has_a_heartbeat_if_nothing_refuses_or_reads_it(
 
 
 @pytest.mark.parametrize("name", [None, "n" * 300])
-def test_a_client_id_is_kept_as_python_keeps_it(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_core_keeps_the_same_client_id_as_python(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     async def kept() -> str | None:
         async with kproxy() as here:
             client, broker = await here.connect()
@@ -573,7 +573,7 @@ def test_a_client_id_is_kept_as_python_keeps_it(name: str | None, monkeypatch: p
     live(test())
 
 
-def test_a_state_that_does_not_come_home_closes_the_connection(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
+def test_a_failure_to_return_the_state_to_python_closes_the_connection(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
     lend_at_once(monkeypatch)
 
     def fails(*_: object) -> None:
@@ -605,7 +605,7 @@ INSIGHT = response(FETCH, 12, 9, {"responses": [{"topic": "t", "partitions": [{"
 
 
 @pytest.mark.parametrize("at", [1, 11, 12, 20])
-def test_a_frame_in_parts_waits_in_the_core(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_core_keeps_partial_frames(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
     lend_at_once(monkeypatch)
 
     async def test() -> None:
@@ -635,8 +635,8 @@ def test_a_frame_in_parts_waits_in_the_core(at: int, monkeypatch: pytest.MonkeyP
     live(test())
 
 
-def test_a_connection_with_a_request_in_parts_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was closed with the first bytes of a request, which did not count as received."""
+def test_a_connection_with_a_partial_request_is_not_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first bytes of a request did not count as received, and the connection was closed as idle."""
     lend_at_once(monkeypatch)
 
     async def test() -> None:
@@ -660,8 +660,8 @@ def test_a_connection_with_a_request_in_parts_is_not_idle(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("room", [0, compiled.MAX_PARTS])
-def test_parts_that_wait_come_home(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without room for them, and if somebody asks for the session."""
+def test_partial_frames_return_to_python(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If they exceed the limit, and if the session is read."""
     lend_at_once(monkeypatch)
     monkeypatch.setattr(compiled, "MAX_PARTS", room)
 
@@ -700,10 +700,10 @@ def test_parts_that_wait_come_home(room: int, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("tls", [False, True])
 @pytest.mark.parametrize("end", ["reset", "close"])
-def test_a_request_in_parts_is_unanswered_if_its_connection_is_cut(
+def test_a_partial_request_counts_as_unanswered_if_its_connection_is_cut(
     end: str, tls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The core had its first bytes, and nothing of it was counted."""
+    """The core had its first bytes, and the request was not counted."""
     if tls:
         monkeypatch.setattr("tests.proxy.live.secured", Secured.make(tmp_path))
     found = []
@@ -734,7 +734,7 @@ def test_a_request_in_parts_is_unanswered_if_its_connection_is_cut(
     assert found[0][0].total() == 1
 
 
-def test_what_the_core_keeps_of_a_server_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cores_references_to_a_server_can_be_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     lend_at_once(monkeypatch)
 
     async def test() -> None:
@@ -744,7 +744,7 @@ def test_what_the_core_keeps_of_a_server_is_freed(monkeypatch: pytest.MonkeyPatc
             (relay,) = here.server.relays.worker.relays.values()
             assert here.server.relays.worker.poller in gc.get_referents(
                 core_of(here).lane
-            )  # so the collector sees the circle
+            )  # so the collector sees the cycle
             assert lending_of(relay) in gc.get_referents(lending_of(relay)._conn)
             client.close()
             broker.close()
@@ -766,8 +766,8 @@ def test_a_reload_adds_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     live(test())
 
 
-def test_records_are_counted_after_a_reload_that_asks_for_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The counters of the connections before it took no records, and the first ones ended the counting of a turn."""
+def test_records_are_counted_after_a_reload_to_detail_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counters of earlier connections accepted no records: the first records ended the counting of their turn."""
     lend_at_once(monkeypatch)
     data = [{"name": "t", "partitionData": [{"index": 3, "records": write_batch([Record(0, 1, None, b"x")])}]}]
     said = [{"name": "t", "partitionResponses": [{"index": 3, "baseOffset": 41}]}]
@@ -805,7 +805,7 @@ def test_records_are_counted_after_a_reload_that_asks_for_topics(monkeypatch: py
     ("choice", "said"),
     [("rust", "it is 'rust', and can be auto, native or python"), ("native", "pip install ./native")],
 )
-def test_a_core_that_cannot_be_had_is_said(choice: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_core_is_reported(choice: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(core.CHOICE, choice)
     monkeypatch.setitem(sys.modules, "kproxy_core", None)
     with pytest.raises(ConfigError, match=re.escape(said)):

@@ -1,4 +1,4 @@
-"""Pauses of a relay: between two requests, whatever is in transit, and the client goes on as if nothing had been."""
+"""A relay pauses between two requests, also while one is in transit; afterwards the client continues undisturbed."""
 
 import asyncio
 
@@ -18,7 +18,7 @@ def relay_of(here: Live) -> Relay:
 
 
 @behind_kproxy()
-async def test_a_request_in_transit_is_read_to_its_end_and_no_byte_of_the_next(
+async def test_a_pause_begins_after_the_request_in_transit_and_reads_no_byte_of_the_next(
     here: Live, client: Wire, broker: Wire
 ) -> None:
     first, second = request(METADATA, 12, 1, BODY), request(METADATA, 12, 2, BODY)
@@ -51,7 +51,7 @@ async def test_a_request_in_transit_is_read_to_its_end_and_no_byte_of_the_next(
 
 
 @behind_kproxy()
-async def test_a_drain_during_a_pause_delivers_what_is_due(here: Live, client: Wire, broker: Wire) -> None:
+async def test_a_drain_during_a_pause_delivers_pending_responses(here: Live, client: Wire, broker: Wire) -> None:
     await client.send(request(METADATA, 12, 1))
     await broker.frame()
     relay = relay_of(here)
@@ -73,7 +73,7 @@ async def test_a_drain_during_a_pause_delivers_what_is_due(here: Live, client: W
 
 
 @behind_kproxy()
-async def test_a_client_that_leaves_during_a_pause_is_noticed_after_it(here: Live, client: Wire, broker: Wire) -> None:
+async def test_a_disconnect_during_a_pause_is_noticed_after_it(here: Live, client: Wire, broker: Wire) -> None:
     relay = relay_of(here)
     paused = asyncio.Event()
     relay.pause(paused.set)

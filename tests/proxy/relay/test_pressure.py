@@ -1,4 +1,4 @@
-"""Many who hold much: what all relays keep together is bounded, and who holds little does not notice."""
+"""Memory pressure: all relays together keep a limited amount, and connections that keep little are not affected."""
 
 import asyncio
 import socket
@@ -20,8 +20,8 @@ def asked(count: int) -> bytes:
     return b"".join(foreign_request(9999, 0, number) for number in range(count))
 
 
-def test_requests_of_all_are_bounded_and_few_are_always_free(monkeypatch):
-    """Floods take what there is to lend; one that asks little is served beside them, and what is over is lent again."""
+def test_pending_requests_of_all_connections_are_limited_but_each_may_have_a_few(monkeypatch):
+    """Floods use up the shared quota; a client with few requests is served meanwhile, and freed quota is lent again."""
     monkeypatch.setattr(pressure, "MOST_REQUESTS", 2 * pairing.LIMIT)
 
     async def test():
@@ -66,8 +66,8 @@ def test_requests_of_all_are_bounded_and_few_are_always_free(monkeypatch):
     live(test())
 
 
-def test_of_clients_that_ended_unread_few_wait_for_answers(monkeypatch):
-    """The kernel holds what they sent, so who has waited for longest goes; the others still get their answers."""
+def test_few_half_closed_clients_with_unread_requests_are_kept(monkeypatch):
+    """The kernel buffers their requests; the client that has waited longest is closed, others get their responses."""
     monkeypatch.setattr(pressure, "MOST_ENDED", 3)
     monkeypatch.setattr(pressure, "MOST_REQUESTS", 0)
     monkeypatch.setattr(in_flight, "GONE_S", 3600)
@@ -102,8 +102,8 @@ def test_of_clients_that_ended_unread_few_wait_for_answers(monkeypatch):
 
 
 @pytest.mark.parametrize("put_back", [True, False])
-def test_where_much_is_kept_reads_are_short(put_back, monkeypatch):
-    """Of floods of small requests, and of brokers that take nothing: as many bytes as before and a little of each."""
+def test_reads_are_short_while_much_is_buffered(put_back, monkeypatch):
+    """With floods of small requests, and with brokers that do not read: the limit plus a little per connection."""
     monkeypatch.setattr(pressure, "MANY_BYTES", 1 << 20)
 
     async def test():
@@ -111,7 +111,7 @@ def test_where_much_is_kept_reads_are_short(put_back, monkeypatch):
             kept = here.server.relays.worker.pressure
             data = asked(40_000) if put_back else foreign_request(9999, 0, 1, b"x" * (8 << 20))
             floods = [await here.connect() for _ in range(12)]
-            for _, broker in floods:  # else the kernel takes all of it, where tcp_rmem allows that
+            for _, broker in floods:  # else the kernel may buffer all of it, by tcp_rmem
                 broker.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 * 1024)
             sending = [asyncio.create_task(client.send(data)) for client, _ in floods]
             await here.until(lambda: here.limits.get("kept_bytes"))
@@ -134,7 +134,7 @@ def test_where_much_is_kept_reads_are_short(put_back, monkeypatch):
     live(test())
 
 
-def test_reads_become_short_once():
+def test_keep_reports_only_the_change_to_short_reads():
     kept = Pressure(memoryview(bytearray(64 * 1024)))
     assert not kept.keep(pressure.MANY_BYTES) and kept.buffer is kept.whole
     assert kept.keep(1) and len(kept.buffer) == pressure.FEW_BYTES
@@ -147,12 +147,12 @@ DENIES = {"policy": (Rule(action="deny", group="secret-*"),)}
 
 @cache
 def refused_request() -> bytes:
-    """A request of 9 MB, refused by an answer as large: more than the kernel takes."""
+    """A request of 9 MB, whose refusal is as large: more than the kernel buffers."""
     return request(DESCRIBE_GROUPS, 4, 1, {"groups": NAMES})
 
 
-def test_large_frames_that_are_not_taken_are_bounded(monkeypatch):
-    """Refusals of clients that read nothing: who has waited for longest goes, and all that is kept is given back."""
+def test_unsent_large_frames_are_limited(monkeypatch):
+    """Clients do not read their refusals: the one that has waited longest is closed, and all memory is released."""
     monkeypatch.setattr(pressure, "MOST_LARGE_BYTES", 20 << 20)
     monkeypatch.setattr(pressure, "PATIENCE_NS", 0)
 
@@ -171,7 +171,7 @@ def test_large_frames_that_are_not_taken_are_bounded(monkeypatch):
             closed = here.limits["unsent_frames"]
             assert closed >= 2 and here.relays == 6 - closed and here.counted.disconnects == {"client_stalled": closed}
             client, broker = pairs[-1]
-            assert len(await client.frame()) > 8 << 20  # those that stay get all of theirs
+            assert len(await client.frame()) > 8 << 20  # an open client gets its whole response
             for pair in pairs:
                 for wire in pair:
                     wire.reset()
@@ -182,7 +182,7 @@ def test_large_frames_that_are_not_taken_are_bounded(monkeypatch):
     live(test())
 
 
-def test_the_newest_goes_where_nobody_has_waited_for_long(monkeypatch):
+def test_the_newest_connection_is_closed_if_none_has_waited_long(monkeypatch):
     monkeypatch.setattr(pressure, "MOST_LARGE_BYTES", 1 << 20)
 
     async def test():
@@ -196,8 +196,8 @@ def test_the_newest_goes_where_nobody_has_waited_for_long(monkeypatch):
     live(test())
 
 
-def test_what_tls_holds_is_kept_too(tmp_path, monkeypatch):
-    """What is encrypted for clients that read nothing."""
+def test_bytes_buffered_by_tls_count_too(tmp_path, monkeypatch):
+    """Responses are encrypted for clients that do not read."""
     monkeypatch.setattr(here_live, "secured", Secured.make(tmp_path))
     monkeypatch.setattr(pressure, "MANY_BYTES", 1 << 20)
     monkeypatch.setattr(pressure, "MOST_REQUESTS", 0)
@@ -205,7 +205,7 @@ def test_what_tls_holds_is_kept_too(tmp_path, monkeypatch):
     async def test():
         async with kproxy() as here:
             kept = here.server.relays.worker.pressure
-            pairs = [await here.connect() for _ in range(12)]  # what is left of a read is of any size
+            pairs = [await here.connect() for _ in range(12)]  # the rest of a read has any size
             tasks = []
             for client, broker in pairs:
                 await client.send(asked(1))
@@ -228,7 +228,7 @@ def test_what_tls_holds_is_kept_too(tmp_path, monkeypatch):
     live(test())
 
 
-def test_what_is_put_back_is_given_back_after_a_fault(monkeypatch):
+def test_deferred_bytes_are_released_after_a_fault(monkeypatch):
     """A fault of the broker closes a connection while bytes of its client wait."""
     monkeypatch.setattr(pressure, "MOST_REQUESTS", 0)
 
@@ -239,7 +239,7 @@ def test_what_is_put_back_is_given_back_after_a_fault(monkeypatch):
                 client, broker = await here.connect()
                 await client.send(asked(5000))
                 await here.until(lambda: kept.kept_bytes > 10_000)
-                await broker.send(sized((77).to_bytes(4)))  # which no request has
+                await broker.send(sized((77).to_bytes(4)))  # an unknown correlation id
                 await here.until(lambda: not here.relays)
                 assert kept.kept_bytes == kept.lent == 0
                 client.close()

@@ -1,4 +1,4 @@
-"""Real sockets, and peers that behave as badly as peers do: what leaves is what came, and ends are passed on."""
+"""Real sockets with misbehaving peers: bytes are forwarded unchanged, and closes and resets are passed on."""
 
 import asyncio
 import errno
@@ -33,26 +33,26 @@ from tests.wire.playbook import foreign_request, sized
 
 VECTORS = Path(__file__).parents[2] / "data" / "vectors-dev.jsonl.gz"
 MEBIBYTE = 1 << 20
-BUSY_S = 180  # for hundreds of connections on a machine that is busy
+BUSY_S = 180  # for hundreds of connections on a busy machine
 
 
-# They are about the socket itself, or send and receive without a turn of the loop.
+# These tests concern the socket itself, or send and receive without a turn of the loop.
 PLAIN_ONLY = (
-    "test_what_is_no_kafka_gets_one_clear_line_and_a_closed_door",
-    "test_until_the_time_is_short_a_drain_answers_whatever_was_asked",
+    "test_bytes_that_are_not_kafka_cause_few_log_lines_and_a_close",
+    "test_a_drain_still_relays_new_requests_until_its_time_is_short",
     "test_the_client_is_read_only_once_the_broker_is_connected",
-    "test_an_answer_that_is_read_in_the_turn_of_its_request_is_not_older",
+    "test_a_response_read_in_the_turn_of_its_request_is_not_older_than_it",
     "test_the_limit_of_connections_makes_clients_wait",
-    "test_no_file_descriptors_left_makes_accepting_pause",
+    "test_accepting_pauses_while_no_file_descriptor_is_left",
 )
 NOT_OVER_TLS = (
-    "test_an_idle_connection_takes_few_bytes",
-    "test_memory_is_given_back_without_the_garbage_collector",
+    "test_an_idle_connection_takes_few_bytes_of_memory",
+    "test_memory_is_released_without_the_garbage_collector",
 )
 
 
 def pytest_generate_tests(metafunc):
-    """Every property holds over TLS too, on both sides, and with connections that the compiled core relays."""
+    """Run each test also with TLS on both sides, and with connections that the compiled core relays."""
     name = metafunc.function.__name__
     if name not in PLAIN_ONLY:
         ways = ["plain", pytest.param("core", marks=needs_core)]
@@ -89,8 +89,8 @@ def fetched(correlation_id: int, size: int) -> bytes:
     return response(FETCH, 11, correlation_id, {"responses": [{"topic": "t", "partitions": partitions}]})
 
 
-def test_an_idle_connection_takes_few_bytes():
-    """All that kproxy's own code allocated and kept for a connection that has had an exchange: 4,200 bytes."""
+def test_an_idle_connection_takes_few_bytes_of_memory():
+    """Memory that kproxy's own code keeps for a connection after one exchange: 4,200 bytes."""
 
     async def test():
         async def idle(count: int) -> list[Wire]:
@@ -109,7 +109,7 @@ def test_an_idle_connection_takes_few_bytes():
             opened = await idle(10)
             tracemalloc.start()
             try:
-                opened += await idle(50)  # fewer in all than make kproxy ask that broker (PROBED_AT)
+                opened += await idle(50)  # in total below PROBED_AT, at which kproxy queries the broker
                 gc.collect()
                 size = sum(found.size for found in tracemalloc.take_snapshot().filter_traces(own).traces)
             finally:
@@ -122,8 +122,8 @@ def test_an_idle_connection_takes_few_bytes():
     live(test())
 
 
-def test_bytes_leave_as_they_came():
-    """Requests and answers of all sizes, cut anywhere, read at any pace, both ways at once."""
+def test_bytes_are_forwarded_unchanged():
+    """Requests and responses of all sizes, split anywhere, read at any pace, in both directions at once."""
 
     async def test():
         dice = random.Random(4)
@@ -167,7 +167,7 @@ def test_bytes_leave_as_they_came():
 
 
 @behind_kproxy()
-async def test_a_broker_that_does_not_read_holds_the_client_back(here, client, broker):
+async def test_a_broker_that_does_not_read_pauses_the_client(here, client, broker):
     message = produce(1, 40 * MEBIBYTE)
     sending = asyncio.create_task(client.send(message))
     await here.until(lambda: here.counted.paused)
@@ -181,7 +181,7 @@ async def test_a_broker_that_does_not_read_holds_the_client_back(here, client, b
 
 
 @behind_kproxy()
-async def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_ask(here, client, broker):
+async def test_a_client_that_does_not_read_pauses_the_broker_and_can_still_send(here, client, broker):
     await client.send(request(FETCH, 11, 1))
     await broker.frame()
     answer = fetched(1, 40 * MEBIBYTE)
@@ -189,7 +189,7 @@ async def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_a
     await here.until(lambda: here.counted.paused)
     (relay,) = here.server.relays.worker.relays.values()
     assert len(relay._peers[0].unsent) <= READ_BYTES
-    await client.send(produce(2))  # a client may well write before it reads
+    await client.send(produce(2))  # a client may write before it reads
     assert await broker.frame() == produce(2)
     assert await client.read(len(answer)) == answer
     await sending
@@ -199,9 +199,9 @@ async def test_a_client_that_does_not_read_holds_the_broker_back_and_can_still_a
 
 
 @behind_kproxy()
-async def test_too_many_unanswered_requests_hold_the_client_back(here, client, broker):
+async def test_too_many_unanswered_requests_pause_the_client(here, client, broker):
     count = 3 * pairing.LIMIT
-    size = 100  # so that one read holds more than are left to the limit
+    size = 100  # so that one read contains more requests than the limit leaves
     asked = [produce(number, size) for number in range(count)]
     go = asyncio.Event()
     lag = pairing.LIMIT // 2
@@ -227,8 +227,8 @@ async def test_too_many_unanswered_requests_hold_the_client_back(here, client, b
 
 
 @behind_kproxy()
-async def test_a_flood_of_small_frames_is_shared_out_over_turns_and_held_back_at_the_limit(here, client, broker):
-    """One read holds more frames than one call of the session does, and than may be pending. Nothing of it is lost."""
+async def test_a_flood_of_small_frames_is_spread_over_turns_and_paused_at_the_limit(here, client, broker):
+    """One read contains more frames than a call of the session handles, and more than may be pending. None is lost."""
     frames = [foreign_request(9999, 0, number) for number in range(3 * pairing.LIMIT)]
     turns: list[int] = []
 
@@ -255,7 +255,7 @@ async def test_a_flood_of_small_frames_is_shared_out_over_turns_and_held_back_at
 
 
 def test_a_client_that_sent_nothing_is_counted_as_silent():
-    """A health check of a balancer is no client that reconnects."""
+    """Health checks of a load balancer must not look like reconnecting clients."""
 
     async def test():
         async with kproxy() as here:
@@ -272,14 +272,14 @@ def test_a_client_that_sent_nothing_is_counted_as_silent():
 
 
 @pytest.mark.parametrize("reset", [True, False])
-def test_a_client_that_goes_while_it_is_held_back_keeps_no_connection(reset, monkeypatch):
-    """Its requests are pending at a broker that answers nothing, and more of them are unread."""
+def test_a_paused_client_that_disconnects_leaves_no_connection(reset, monkeypatch):
+    """Its requests are pending at a silent broker, and further ones are unread."""
     monkeypatch.setattr(in_flight, "GONE_S", 0.1)
 
     async def test():
         async with kproxy() as here:
             client, broker = await here.connect()
-            # More unread than buffers take would be before its end, which then comes to nobody.
+            # Few enough that buffers take all of them: otherwise the close, behind them, would not reach kproxy.
             sent = b"".join(produce(number, 100) for number in range(pairing.LIMIT + 400))
             sending = asyncio.create_task(client.send(sent))
             first = b"".join(produce(number, 100) for number in range(pairing.LIMIT))
@@ -297,7 +297,7 @@ def test_a_client_that_goes_while_it_is_held_back_keeps_no_connection(reset, mon
 
 
 @pytest.mark.parametrize("step_s", [3600, -3600])
-def test_a_step_of_the_time_of_day_is_no_duration(step_s, monkeypatch):
+def test_a_clock_step_does_not_count_as_duration(step_s, monkeypatch):
     step_ns = 0
     monkeypatch.setattr("kproxy.proxy.sockets.poller.time_ns", lambda: time.time_ns() + step_ns)
 
@@ -321,7 +321,7 @@ def test_a_step_of_the_time_of_day_is_no_duration(step_s, monkeypatch):
 
 
 @behind_kproxy()
-async def test_a_half_close_is_passed_on_and_the_answer_still_comes(here, client, broker):
+async def test_a_half_close_is_passed_on_and_the_response_still_arrives(here, client, broker):
     await client.send(produce(1))
     client.end()
     assert await broker.rest() == produce(1)
@@ -338,7 +338,7 @@ REFUSED = {"errorCode": 33, "mechanisms": ["GSSAPI"]}
 
 
 @behind_kproxy()
-async def test_a_half_close_behind_an_unanswered_handshake_waits_for_its_answer(here, client, broker):
+async def test_a_half_close_behind_an_unanswered_handshake_waits_for_the_response(here, client, broker):
     ask = request(SASL_HANDSHAKE, 0, 1, {"mechanism": "PLAIN"})
     behind = b"".join(foreign_request(9999, 0, number) for number in range(4 * FRAMES_PER_CALL))
     await client.send(ask)
@@ -360,7 +360,7 @@ async def test_a_half_close_behind_an_unanswered_handshake_waits_for_its_answer(
 
 
 @pytest.mark.parametrize("answer", ["never", "an end"])
-def test_an_end_that_waits_for_a_handshake_does_not_wait_for_ever(answer, monkeypatch):
+def test_a_close_waits_for_a_handshake_only_for_a_limited_time(answer, monkeypatch):
     monkeypatch.setattr(relay, "HANDSHAKE_S", 0.1 if answer == "never" else 3600)
 
     async def test():
@@ -379,7 +379,7 @@ def test_an_end_that_waits_for_a_handshake_does_not_wait_for_ever(answer, monkey
 
 
 @behind_kproxy()
-async def test_what_a_handshake_left_waiting_arrived_no_earlier_than_it_did(here, client, broker):
+async def test_requests_that_wait_for_a_handshake_keep_their_time_of_arrival(here, client, broker):
     begun = time.monotonic_ns()
     await client.send(request(SASL_HANDSHAKE, 0, 1, {"mechanism": "PLAIN"}))
     await broker.frame()
@@ -395,8 +395,8 @@ async def test_what_a_handshake_left_waiting_arrived_no_earlier_than_it_did(here
 
 
 @behind_kproxy()
-async def test_an_answer_behind_bytes_of_tls_itself_waits_no_longer_than_it_did(here, client, broker):
-    """The time since the machine has started was added, after a client had asked for new keys and read none."""
+async def test_the_time_of_a_response_behind_a_tls_key_update_is_not_too_long(here, client, broker):
+    """The uptime of the machine was added, after a client had requested a key update and read nothing."""
     begun = time.monotonic_ns()
     for number in range(2):
         await client.send(produce(number))
@@ -404,7 +404,7 @@ async def test_an_answer_behind_bytes_of_tls_itself_waits_no_longer_than_it_did(
         (connection,) = here.server.relays.worker.relays.values()
         broker.sock.send(produced(number))
         if number:
-            connection._wait_for_room(0)  # as TLS does
+            connection._wait_for_room(0)  # as the TLS socket does
             connection._peers[1].readable()  # before the client's socket is found writable
         assert await client.frame() == produced(number)
     inside = connection._counting.inside[1]
@@ -414,7 +414,7 @@ async def test_an_answer_behind_bytes_of_tls_itself_waits_no_longer_than_it_did(
 
 
 @pytest.mark.parametrize("first", [0, 1], ids=["client", "broker"])
-def test_a_side_that_hangs_when_the_other_has_ended_keeps_no_connection(first, monkeypatch):
+def test_a_side_that_hangs_after_the_other_has_closed_leaves_no_connection(first, monkeypatch):
     monkeypatch.setattr(relay, "HALF_CLOSED_S", 0.1)
 
     async def test():
@@ -429,8 +429,8 @@ def test_a_side_that_hangs_when_the_other_has_ended_keeps_no_connection(first, m
 
 
 @pytest.mark.parametrize("side", [0, 1], ids=["client", "broker"])
-def test_a_side_that_takes_nothing_is_given_up(side, monkeypatch):
-    """The other is not read meanwhile, so that it may have gone long ago."""
+def test_a_side_that_does_not_read_is_closed(side, monkeypatch):
+    """The other side is paused meanwhile, so its disconnect would go unnoticed."""
     monkeypatch.setattr(relay, "STALLED_S", (0.2, 0.2))
 
     async def test():
@@ -453,7 +453,7 @@ def test_a_side_that_takes_nothing_is_given_up(side, monkeypatch):
 
 
 @behind_kproxy()
-async def test_an_end_waits_for_what_was_said_before(here, client, broker):
+async def test_a_close_is_passed_on_after_all_bytes_before_it(here, client, broker):
     await client.send(request(FETCH, 11, 1))
     await broker.frame()
     answer = fetched(1, 40 * MEBIBYTE)
@@ -483,8 +483,8 @@ def test_a_reset_is_passed_on_as_a_reset():
     live(test())
 
 
-def test_a_reset_right_behind_a_request_is_not_missed():
-    """Both are there when the client is read, once; the reset must be told again."""
+def test_a_reset_directly_behind_a_request_is_not_missed():
+    """Both are ready at the client's only read, so the poller must report the reset again."""
 
     async def test():
         async with kproxy() as here:
@@ -502,10 +502,10 @@ def test_a_reset_right_behind_a_request_is_not_missed():
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("detail", "records"), [("headers", False), ("topics", False), ("batches", True)])
-def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks(detail, records, tmp_path):
-    """Frames of every API, cut, changed and repeated, from both sides; ends and resets at any time.
+def test_no_bytes_and_no_disconnect_of_peers_make_a_relay_hang_or_raise(detail, records, tmp_path):
+    """Frames of every API, cut, changed and repeated, from both sides; closes and resets at any time.
 
-    With every detail of bodies, and with a recorder, which then holds every exchange that was counted.
+    With every level of detail, and with a recorder, whose tables then contain every exchange that was counted.
     """
     dice = random.Random(11)
     rounds = 10 if detail == "headers" else 4
@@ -565,11 +565,11 @@ def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks(detail
     async def serve(here: Live) -> None:
         async with asyncio.TaskGroup() as serving:
             while True:
-                with suppress(OSError):  # one that went in the TLS handshake
+                with suppress(OSError):  # a peer that disconnected in the TLS handshake
                     serving.create_task(answer(await here.broker.accept()))
 
     async def all_gone(here: Live, count: int) -> None:
-        """Also those that had come and gone before they were accepted."""
+        """Wait until all connections have ended, also those that ended before kproxy accepted them."""
         await here.until(lambda: here.counted.disconnects.total() == here.counted.accepted == count)
 
     relayed: list[int] = []
@@ -579,7 +579,7 @@ def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks(detail
             serving = asyncio.create_task(serve(here))
             wanted = {"fault", "client_reset", "broker_reset", "client_closed"}
             asked = 0
-            while asked < 40 * rounds or not here.counted.disconnects.keys() >= wanted:  # who goes how is of chance
+            while asked < 40 * rounds or not here.counted.disconnects.keys() >= wanted:  # random causes
                 await asyncio.gather(*(ask(here) for _ in range(40)))
                 asked += 40
                 await all_gone(here, asked)
@@ -588,7 +588,7 @@ def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks(detail
             assert not here.relays
             assert "defect" not in here.counted.disconnects
             gone = here.counted.disconnects
-            relayed.append(asked - gone["tls"] - gone["unreachable"])  # in the handshake they had no relay yet
+            relayed.append(asked - gone["tls"] - gone["unreachable"])  # these had no relay yet
 
     if recorder is None:
         live(test(), BUSY_S)
@@ -605,8 +605,8 @@ def test_whatever_peers_say_and_whenever_they_go_no_relay_hangs_or_breaks(detail
 
 
 @behind_kproxy()
-async def test_a_broker_that_dies_in_the_middle_of_an_answer(here, client, broker):
-    """The client gets what there is, and the end; the request is told as unanswered."""
+async def test_the_client_gets_the_part_of_a_response_that_a_dying_broker_sent(here, client, broker):
+    """The client gets the part and the close; the request counts as unanswered."""
 
     await client.send(request(FETCH, 11, 1))
     await broker.frame()
@@ -620,7 +620,7 @@ async def test_a_broker_that_dies_in_the_middle_of_an_answer(here, client, broke
 
 
 @behind_kproxy()
-async def test_writing_to_a_broker_that_has_gone_resets_the_client(here, client, broker):
+async def test_writing_to_a_closed_broker_connection_resets_the_client(here, client, broker):
     broker.close()
     assert await client.rest() == b""
     with pytest.raises(OSError, match=r"reset|pipe|closed"):
@@ -639,7 +639,7 @@ async def test_writing_to_a_broker_that_has_gone_resets_the_client(here, client,
         (b"\x7f\xff\xff\xff" + bytes(12), "size"),
     ],
 )
-def test_what_is_no_kafka_gets_one_clear_line_and_a_closed_door(first_bytes, kind, caplog):
+def test_bytes_that_are_not_kafka_cause_few_log_lines_and_a_close(first_bytes, kind, caplog):
     async def test():
         async with kproxy() as here:
             for _ in range(20):  # a port scan must not flood the log
@@ -656,7 +656,7 @@ def test_what_is_no_kafka_gets_one_clear_line_and_a_closed_door(first_bytes, kin
 
 
 @behind_kproxy()
-async def test_an_answer_nobody_asked_for_does_not_reach_the_client(here, client, broker):
+async def test_an_unexpected_response_does_not_reach_the_client(here, client, broker):
     await client.send(produce(1))
     await broker.frame()
     await broker.send(produced(77))
@@ -666,7 +666,7 @@ async def test_an_answer_nobody_asked_for_does_not_reach_the_client(here, client
 
 
 @behind_kproxy()
-async def test_an_answer_of_nonsense_size_closes(here, client, broker):
+async def test_a_response_with_an_invalid_size_closes_the_connection(here, client, broker):
     await client.send(produce(1))
     await broker.frame()
     await broker.send(b"\xff\xff\xff\xf0" + bytes(20))
@@ -674,7 +674,7 @@ async def test_an_answer_of_nonsense_size_closes(here, client, broker):
     assert here.counted.faults == {("broker", "size"): 1}
 
 
-def test_a_defect_of_ours_costs_one_connection(caplog):
+def test_an_exception_in_a_sink_closes_one_connection(caplog):
     class Defect:
         def connected(self, info):
             return self.events
@@ -704,10 +704,10 @@ def test_a_defect_of_ours_costs_one_connection(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_sink_that_always_raises_costs_its_connection_and_nothing_else(caplog):
-    """It raises in a turn that work had put back, and again at the close; the others get each event once."""
-    numbers: list[int] = []  # of the client's events, in the sink before the one that raises
-    last: list[int] = []  # in the one behind it
+def test_other_sinks_get_each_event_once_although_a_sink_always_raises(caplog):
+    """It raises in a turn with deferred work, and again at the close; only its connection is closed."""
+    numbers: list[int] = []  # correlation ids of the events in the sink before the one that raises
+    last: list[int] = []  # in the sink after it
 
     def number_of(event):
         return getattr(event, "exchange", event).correlation_id
@@ -751,16 +751,16 @@ def test_a_sink_that_always_raises_costs_its_connection_and_nothing_else(caplog)
             assert here.counted.disconnects == {"defect": 1}
             for wire in (client, broker, other, its_broker):
                 wire.close()
-        assert len(numbers) == len(set(numbers)) >= 100  # each event once
-        assert numbers[-1] == last[-1] == 1  # the request that nobody answered
+        assert len(numbers) == len(set(numbers)) >= 100  # no event twice
+        assert numbers[-1] == last[-1] == 1  # the unanswered request
 
     live(test())
     assert "ZeroDivisionError" in caplog.text
 
 
 @behind_kproxy()
-async def test_brokers_behind_a_large_answer_are_hidden_at_constant_size(here, client, broker):
-    """KIP-951's hints stand at the end of an answer whose size was sent long before they came."""
+async def test_broker_addresses_at_the_end_of_a_large_response_are_hidden_at_constant_size(here, client, broker):
+    """The broker endpoints of KIP-951 are at the end of a response whose size was forwarded long before."""
 
     await client.send(request(FETCH, 16, 1))
     await broker.frame()
@@ -782,7 +782,7 @@ async def test_brokers_behind_a_large_answer_are_hidden_at_constant_size(here, c
 
 
 @behind_kproxy(drain_timeout_s=5)
-async def test_drain_finishes_the_request_in_transit_and_delivers_the_answers_due(here, client, broker):
+async def test_a_drain_completes_the_request_in_transit_and_delivers_pending_responses(here, client, broker):
     idle, _ = await here.connect()
     first, second, third = produce(1), produce(2, 500_000), produce(3)
     await client.send(first + second[:200_000])
@@ -791,10 +791,10 @@ async def test_drain_finishes_the_request_in_transit_and_delivers_the_answers_du
     assert await idle.rest() == b""
     idle.close()
     for each in tuple(here.server.relays.worker.relays.values()):
-        each.drain()  # as near the end of the time: the client may have more and more to ask
+        each.drain()  # as when the time is short: the client might always send another request
     await client.send(second[200_000:] + third)
     assert await broker.frame() == second
-    assert await broker.is_silent()  # the third is not read
+    assert await broker.is_silent()  # the third request is not read
     await broker.send(produced(1) + produced(2))
     assert await broker.rest() == b""
     assert await client.rest() == produced(1) + produced(2)
@@ -806,12 +806,12 @@ async def test_drain_finishes_the_request_in_transit_and_delivers_the_answers_du
 
 
 @behind_kproxy(drain_timeout_s=5)
-async def test_until_the_time_is_short_a_drain_answers_whatever_was_asked(here, client, broker):
-    """And the end comes together with the last answer: who sees the answer sees the end, before it asks again."""
+async def test_a_drain_still_relays_new_requests_until_its_time_is_short(here, client, broker):
+    """The close arrives together with the last response, so that the client sees it before it sends another request."""
     (its,) = here.server.relays.worker.relays.values()
     its.finish()
     its.finish()
-    assert await client.rest() == b""  # nothing is due, nor asked: it ends soon
+    assert await client.rest() == b""  # no request pending, none arriving: it ends soon
     client, broker = await here.connect()
     await client.send(produce(1))
     assert await broker.frame() == produce(1)
@@ -826,12 +826,12 @@ async def test_until_the_time_is_short_a_drain_answers_whatever_was_asked(here, 
     await broker.send(produced(3))
     await asyncio.to_thread(select.select, [client.sock], [], [], 5)
     assert client.sock.recv(1 << 16) == produced(3)
-    assert client.sock.recv(1 << 16) == b""  # already there
+    assert client.sock.recv(1 << 16) == b""  # the close is already there
     client.close()
 
 
 @behind_kproxy(drain_timeout_s=5)
-async def test_drain_delivers_the_reply_to_a_token(here, client, broker):
+async def test_a_drain_delivers_the_response_to_a_sasl_token(here, client, broker):
     await client.send(request(SASL_HANDSHAKE, 0, 1, {"mechanism": "PLAIN"}))
     await broker.frame()
     await client.send(sized(b"token"))
@@ -848,7 +848,7 @@ async def test_drain_delivers_the_reply_to_a_token(here, client, broker):
 
 
 @behind_kproxy(drain_timeout_s=0.05)
-async def test_drain_ends_in_time_even_if_an_answer_does_not_come(here, client, broker):
+async def test_a_drain_ends_in_time_although_a_response_is_missing(here, client, broker):
     await client.send(produce(1))
     await broker.frame()
     await here.server.stop()
@@ -857,7 +857,7 @@ async def test_drain_ends_in_time_even_if_an_answer_does_not_come(here, client, 
 
 
 @behind_kproxy(drain_timeout_s=5)
-async def test_drain_is_done_with_a_broker_that_goes(here, client, broker):
+async def test_a_drain_ends_if_the_broker_disconnects(here, client, broker):
     await client.send(produce(1))
     await broker.frame()
     (its,) = here.server.relays.worker.relays.values()
@@ -889,8 +889,8 @@ def test_the_limit_of_connections_makes_clients_wait():
     live(test())
 
 
-def test_no_file_descriptors_left_makes_accepting_pause(monkeypatch):
-    """A level-triggered accept that fails would spin; the clients wait in the backlog instead."""
+def test_accepting_pauses_while_no_file_descriptor_is_left(monkeypatch):
+    """Repeating a failing accept would use a whole core; clients wait in the backlog instead."""
 
     async def test():
         monkeypatch.setattr(listeners, "_EXHAUSTED_PAUSE_S", 1.0)
@@ -935,7 +935,7 @@ def test_the_client_is_read_only_once_the_broker_is_connected(monkeypatch):
             message = produce(1, 40 * MEBIBYTE)
             sending = loop.create_task(client.send(message))
             await asyncio.sleep(0.1)
-            assert not sending.done()  # it lies in the kernel's buffers, not in ours
+            assert not sending.done()  # it is in the kernel's buffers, not in kproxy's
             let.set()
             broker = await here.broker.accept()
             assert await broker.read(len(message)) == message
@@ -943,7 +943,7 @@ def test_the_client_is_read_only_once_the_broker_is_connected(monkeypatch):
     live(test())
 
 
-def test_memory_is_given_back_without_the_garbage_collector():
+def test_memory_is_released_without_the_garbage_collector():
     import gc
     import weakref
 
@@ -966,7 +966,7 @@ def test_memory_is_given_back_without_the_garbage_collector():
 
 
 def answers_at_once(sock: socket.socket) -> None:
-    """A broker for one connection, on a thread of its own: each Heartbeat is answered as soon as it is there."""
+    """A broker for one connection, on its own thread, that answers each Heartbeat at once."""
     with suppress(OSError), sock, sock.makefile("rb") as asked:
         while head := asked.read(12):
             asked.read(int.from_bytes(head[:4], "big") - 8)
@@ -974,18 +974,18 @@ def answers_at_once(sock: socket.socket) -> None:
 
 
 def asks(port: int, count: int, times_s: list[float]) -> None:
-    """A client on a thread of its own: so many Heartbeats, one after the other, and how long each took."""
+    """A client on its own thread: it sends `count` Heartbeats in turn and appends the duration of each to `times_s`."""
     with socket.create_connection((HOST, port)) as sock, sock.makefile("rb") as answers:
         for number in range(count):
             start = time.perf_counter()
             sock.sendall(request(HEARTBEAT, 4, number))
             answers.read(int.from_bytes(answers.read(4), "big"))
             times_s.append(time.perf_counter() - start)
-            time.sleep(0.013)  # or the next would come while the loop is awake
+            time.sleep(0.013)  # or the next would arrive while the loop is awake
 
 
 async def asked_while_blocked(here: Live, times_s: list[float]) -> asyncio.Future[None]:
-    """40 requests in turn, while the loop does something else, 40 ms at a time; returns the end of the broker."""
+    """Send 40 requests in turn while other work blocks the loop for 40 ms at a time; return the broker's future."""
     loop = asyncio.get_running_loop()
     client = loop.run_in_executor(None, asks, here.port, 40, times_s)
     broker = await here.broker.accept()
@@ -999,8 +999,8 @@ async def asked_while_blocked(here: Live, times_s: list[float]) -> asyncio.Futur
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["turn", "kernel"])
-def test_an_answer_that_is_read_in_the_turn_of_its_request_is_not_older(is_late):
-    """It arrived after the turn began: the turn's time is too old for it, and the kernel's clock may step."""
+def test_a_response_read_in_the_turn_of_its_request_is_not_older_than_it(is_late):
+    """It arrived after the turn began: the time of the turn is too early for it, and the kernel's clock may step."""
     seen: list[Exchange] = []
 
     class Sink:
@@ -1017,7 +1017,7 @@ def test_an_answer_that_is_read_in_the_turn_of_its_request_is_not_older(is_late)
                 client.sock.send(request(HEARTBEAT, 4, number))
                 clock.turn_ns = time.monotonic_ns()
                 clock.wall_offset_ns = time.time_ns() - clock.turn_ns
-                clock.now_ns = clock.turn_ns + 5_000_000  # so long took what came before it
+                clock.now_ns = clock.turn_ns + 5_000_000  # earlier work of the turn took 5 ms
                 clock.is_late = is_late
                 relay._peers[0].readable()
                 assert broker.sock.recv(100) == request(HEARTBEAT, 4, number)
@@ -1032,8 +1032,8 @@ def test_an_answer_that_is_read_in_the_turn_of_its_request_is_not_older(is_late)
     live(test())
 
 
-def test_an_answer_that_waits_for_a_busy_loop_took_its_broker_no_longer():
-    """By the clock of its turn, the loop comes to it an hour after the kernel had it."""
+def test_the_wait_of_a_response_for_a_busy_loop_does_not_count_as_time_of_the_broker():
+    """By the clock of the turn, the loop reads it an hour after the kernel received it."""
     hour_ns = 3600 * 10**9
     seen: list[Exchange] = []
 

@@ -1,4 +1,4 @@
-"""Slow work of many connections: whose slice is next, and that all else of the loop has its turn between two."""
+"""Slow work of many connections: the order of slices, and other work of the loop between two slices."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ from tests.wire.playbook import request, response
 
 
 class Play:
-    """Works of as many slices as are given, done by lanes; `done` has their numbers in the order of their ends."""
+    """Adds works with a given number of slices to the lanes; `done` lists their numbers in the order of completion."""
 
     def __init__(self) -> None:
         self.lanes = SlowLanes(Readings())
@@ -42,7 +42,7 @@ class Play:
         return work
 
 
-def test_short_work_does_not_wait_for_long_work_and_few_have_results_at_a_time(monkeypatch):
+def test_short_work_overtakes_long_work_and_at_most_two_works_are_begun(monkeypatch):
     monkeypatch.setattr(readings, "TURN_NS", 100_000)
 
     async def play():
@@ -54,7 +54,7 @@ def test_short_work_does_not_wait_for_long_work_and_few_have_results_at_a_time(m
         while 20 not in here.done:
             await asyncio.sleep(0)
             turns += 1
-        assert here.done[0] == 20  # none of the long ones has had all its slices by then
+        assert here.done[0] == 20  # no long work is complete by then
         here.add(21, 10)
         while len(here.done) < 22:
             await asyncio.sleep(0)
@@ -63,11 +63,11 @@ def test_short_work_does_not_wait_for_long_work_and_few_have_results_at_a_time(m
         return here.done, turns
 
     done, turns = asyncio.run(play())
-    assert [number for number in done if number < 20] == list(range(20))  # in the order in which they came
-    assert turns > 5  # all others of the loop had theirs
+    assert [number for number in done if number < 20] == list(range(20))  # in the order of their arrival
+    assert turns > 5  # other work of the loop had turns
 
 
-def test_who_is_gone_takes_no_slice_and_a_defect_ends_only_its_own():
+def test_dropped_work_gets_no_slice_and_an_exception_ends_only_its_own_work():
     async def play():
         here = Play()
         gone, _ = here.add(0, 1 << 60), here.add(1, 2)
@@ -90,7 +90,7 @@ SECRETS = [f"secret-{number}" for number in range(30_000)]
 
 @pytest.fixture
 def slices(monkeypatch):
-    """How many times the lanes of a process had a turn so far, as a list of one number."""
+    """The number of turns of the lanes so far, as a list of one number."""
     count, read = [0], SlowLanes.read
 
     def counted(lanes):
@@ -109,7 +109,7 @@ async def exchange_of(client, broker, number):
     assert await client.frame() == answer
 
 
-def test_others_have_their_answers_between_two_slices_of_a_refusal(slices, monkeypatch):
+def test_other_clients_get_responses_between_two_slices_of_a_refusal(slices, monkeypatch):
     monkeypatch.setattr(readings, "TURN_NS", 100_000)
 
     async def test():
@@ -131,7 +131,7 @@ def test_others_have_their_answers_between_two_slices_of_a_refusal(slices, monke
 
 
 @pytest.mark.parametrize("ends", ["reset", "end of the process"])
-def test_who_leaves_in_the_middle_of_its_slices_leaves_nothing_behind(slices, ends, caplog):
+def test_a_client_that_disconnects_between_its_slices_leaks_nothing(slices, ends, caplog):
     async def test():
         async with kproxy(cluster=GUARDED) as here:
             (healthy, its_broker), (attacker, _) = await here.connect(), await here.connect()
@@ -145,7 +145,7 @@ def test_who_leaves_in_the_middle_of_its_slices_leaves_nothing_behind(slices, en
                 } == {}
                 done = slices[0]
                 await exchange_of(healthy, its_broker, 1)
-                assert slices[0] <= done + 1  # a work that was dropped takes one more
+                assert slices[0] <= done + 1  # dropped work takes one more
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
     live(test())

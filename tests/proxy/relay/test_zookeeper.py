@@ -1,4 +1,4 @@
-"""The relay of ZooKeeper: every byte passes, whatever it is, and what the session reads is that of the bytes alone."""
+"""The ZooKeeper relay forwards every byte unchanged; its session yields the same events as without a relay."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ PING = (8).to_bytes(4) + write("RequestHeader", {"xid": -2, "type": 11})
 
 
 class Stage:
-    """A relay between two sockets of ours."""
+    """A relay between two socket pairs of the test."""
 
     def __init__(self, **options):
         self.events, self.total, self.ended, self.room = [], [0, 0], [], Room()
@@ -57,20 +57,20 @@ class Stage:
 
     async def has_ended(self):
         async with asyncio.timeout(60):
-            while not self.ended:  # noqa: ASYNC110 - it has no event for it
+            while not self.ended:  # noqa: ASYNC110 - the relay has no event for it
                 await asyncio.sleep(0.01)
 
     def take(self, relay, events):
         self.events.extend(events)
 
     async def send(self, side, data):
-        """Send from a side; returns what arrives at the other."""
+        """Send from one side; return as many bytes from the other."""
         reader, writer = self.ends[1 - side][0], self.ends[side][1]
         writer.write(data)
         return await asyncio.wait_for(reader.readexactly(len(data)), 30)
 
 
-def test_a_real_connection_passes_and_says_what_its_session_says():
+def test_a_relayed_connection_yields_the_events_of_its_session():
     talk = max(talks(), key=lambda talk: len(talk.parts))
     direct = Session()
     for side, data, now in talk.parts:
@@ -85,16 +85,16 @@ def test_a_real_connection_passes_and_says_what_its_session_says():
     stage = asyncio.run(play())
     assert stage.total == [sum(len(data) for each, data, _ in talk.parts if each == side) for side in (0, 1)]
 
-    def said(events):
+    def operations(events):
         return [(event.op, event.xid, event.zxid) for event in events if isinstance(event, Operation)]
 
-    assert said(stage.events) == said(direct.events)
+    assert operations(stage.events) == operations(direct.events)
     assert stage.room.held == 0
 
 
 @pytest.fixture
 def slices(monkeypatch):
-    """A clock by which each slice takes a turn's whole time; and how many slices were read in each turn of the loop."""
+    """A clock by which a slice takes most of a turn's time, and the number of slices read in each turn of the loop."""
     clock = itertools.count(step=readings_module.TURN_NS * 3 // 4)
     monkeypatch.setattr(readings_module, "perf_counter_ns", lambda: next(clock))
     counted = [0]
@@ -115,8 +115,8 @@ def slices(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_bytes_are_changed_or_keep_the_loop(seed, slices):
-    """Broken traffic, noise, endless small frames; a turn of the loop is short whatever is read."""
+def test_no_bytes_are_changed_or_block_the_loop(seed, slices):
+    """Broken traffic, noise, very many small frames: each turn of the loop reads at most two slices."""
     chance = random.Random(seed)
     talk = talks()[seed]
     client = bytearray(b"".join(data for side, data, _ in talk.parts if side == 0))
@@ -137,10 +137,10 @@ def test_no_bytes_are_changed_or_keep_the_loop(seed, slices):
 
     stage = asyncio.run(play())
     assert stage.room.held == 0
-    assert 0 < max(slices.counted) <= 2  # one reading; the last turn's and the next one's may meet
+    assert 0 < max(slices.counted) <= 2  # one reading; those of two turns may meet
 
 
-def test_a_turn_has_one_reading_however_often_data_comes(slices):
+def test_each_turn_has_one_reading_however_often_data_arrives(slices):
     async def play():
         async with Stage() as stage:
             turns = asyncio.create_task(slices.count_turns())
@@ -157,8 +157,8 @@ def test_a_turn_has_one_reading_however_often_data_comes(slices):
     assert max(slices.counted) <= 2
 
 
-def test_many_connections_share_the_time_of_one(slices):
-    """Twelve clients with much to read: a turn of the loop reads no more than with one, and none is left out."""
+def test_all_connections_share_one_reading_per_turn(slices):
+    """With twelve busy clients, a turn of the loop reads no more than with one, and every client makes progress."""
 
     async def play():
         readings = Readings()
@@ -184,8 +184,8 @@ def test_many_connections_share_the_time_of_one(slices):
 
 
 @pytest.mark.parametrize("room", [module.CLOSED_BYTES, 1000])
-def test_what_a_client_leaves_behind_is_read_in_turns_or_given_up(room, slices, monkeypatch):
-    """It sends, resets, and goes: what is not read yet keeps no turn, and of all that ended together little memory."""
+def test_unread_bytes_of_a_closed_connection_are_read_in_turns_or_dropped(room, slices, monkeypatch):
+    """A client sends and resets: its unread bytes are read in short turns, and all closed connections share a limit."""
     monkeypatch.setattr(module, "CLOSED_BYTES", room)
     readings = Readings()
 
@@ -206,16 +206,16 @@ def test_what_a_client_leaves_behind_is_read_in_turns_or_given_up(room, slices, 
     assert (sum(slices.counted) > 20_000 * len(PING) // module.SLICE * 0.9) == (room > 1000)
 
 
-def test_what_a_client_leaves_unanswered_is_told_in_turns_and_all_of_it():
+def test_all_unanswered_operations_of_a_closed_connection_are_emitted_in_turns():
     reported = []
 
-    class Told(Stage):
+    class CountingStage(Stage):
         def take(self, relay, events):
             reported.append(len(events))
             super().take(relay, events)
 
     async def play():
-        async with Told() as stage:
+        async with CountingStage() as stage:
             assert await stage.send(0, PING * 1000) == PING * 1000
             while stage.relay.session.unanswered < 1000:  # noqa: ASYNC110
                 await asyncio.sleep(0)
@@ -230,7 +230,7 @@ def test_what_a_client_leaves_unanswered_is_told_in_turns_and_all_of_it():
 
 
 class Resting(Readings):
-    """Reads nothing until it is told to."""
+    """Reads nothing until the test calls `go_on`."""
 
     rests = True
 
@@ -245,11 +245,11 @@ class Resting(Readings):
             await asyncio.sleep(0)
             if not self.waiting_bytes:
                 return
-        raise AssertionError("something is not read")
+        raise AssertionError("unread bytes remain")
 
 
-def test_what_all_connections_together_have_to_read_is_bounded_and_their_bytes_pass(monkeypatch):
-    """Connections that are still open, and whose readings do not keep pace: the largest are no longer read."""
+def test_unread_bytes_of_all_connections_share_a_limit_and_are_still_forwarded(monkeypatch):
+    """If the readings of open connections fall behind, those with the most unread bytes become opaque."""
     monkeypatch.setattr(module, "WAITING_BYTES", 150_000)
 
     async def play():
@@ -271,7 +271,7 @@ def test_what_all_connections_together_have_to_read_is_bounded_and_their_bytes_p
     assert readings.waiting_bytes == readings.closed_bytes == 0
 
 
-def test_an_answer_behind_the_clients_end_arrives():
+def test_a_response_after_the_clients_half_close_arrives():
     async def play():
         async with Stage() as stage:
             assert await stage.send(0, b"ruok") == b"ruok"
@@ -285,7 +285,7 @@ def test_an_answer_behind_the_clients_end_arrives():
     assert not stage.events
 
 
-def test_a_side_that_takes_nothing_stops_the_other_and_is_given_up(monkeypatch):
+def test_a_side_that_does_not_read_pauses_the_other_and_is_closed(monkeypatch):
     monkeypatch.setattr(module, "STALLED_S", 0.3)
 
     async def play():
@@ -303,7 +303,7 @@ def test_a_side_that_takes_nothing_stops_the_other_and_is_given_up(monkeypatch):
     asyncio.run(play())
 
 
-def test_a_drain_waits_for_the_answer_that_is_due():
+def test_a_drain_waits_for_the_pending_response():
     header = write("RequestHeader", {"xid": 1, "type": 4}) + write("GetDataRequest", {"path": "/", "watch": False})
     answer = write("ReplyHeader", {"xid": 1, "zxid": 5, "err": -101})
 
@@ -323,8 +323,8 @@ def test_a_drain_waits_for_the_answer_that_is_due():
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 @pytest.mark.parametrize("greeting", [b"", b"hello"])
-def test_what_a_server_did_before_the_clients_side_was_ready_is_passed_on(run, greeting):
-    """A server with as many clients as it wants accepts and closes at once."""
+def test_bytes_and_close_of_a_server_before_the_client_is_ready_are_forwarded(run, greeting):
+    """A server at its limit of clients accepts and closes at once."""
 
     async def play():
         async with Stage(before=lambda ours: (ours[1].sendall(greeting), ours[1].close())) as stage:
@@ -333,7 +333,7 @@ def test_what_a_server_did_before_the_clients_side_was_ready_is_passed_on(run, g
     assert run(play()) == greeting
 
 
-def test_a_defect_of_who_takes_events_costs_the_bytes_nothing(caplog):
+def test_bytes_are_forwarded_although_the_receiver_of_events_raises(caplog):
     header = write("RequestHeader", {"xid": 1, "type": 4}) + write("GetDataRequest", {"path": "/", "watch": False})
     answer = write("ReplyHeader", {"xid": 1, "zxid": 5, "err": -101})
 
