@@ -1,4 +1,4 @@
-"""Messages between processes: whole, in order, with descriptors; and what becomes of them when one end goes."""
+"""Messages between processes arrive complete, in order and with descriptors, also when one end closes."""
 
 import asyncio
 import os
@@ -12,29 +12,29 @@ from tests.proxy.live import live
 
 
 def ends(**handlers):
-    """(our channel, the other, what the other was told that it has ended)"""
+    """(our channel, the other one, the event set when the other one has ended)"""
     ours, theirs = pair()
     ended = asyncio.Event()
     return Channel(ours, {}, lambda: None), Channel(theirs, handlers, ended.set), ended
 
 
-def test_messages_come_whole_and_in_order_however_long_they_are():
+def test_messages_of_any_length_arrive_complete_and_in_order():
     async def test():
         found = []
         channel, _, ended = ends(message=lambda *values: found.append(values))
         sizes = [0, 1, PACKET_BYTES - 100, PACKET_BYTES, PACKET_BYTES + 1, 5_000_000, 3]
         for number, size in enumerate(sizes):
             channel.send("message", number, bytes(size))
-        while channel.is_behind:  # noqa: ASYNC110 - as a worker does at its end
+        while channel.is_behind:  # noqa: ASYNC110 - as a worker does before it exits
             await asyncio.sleep(0.001)
         channel.close()
-        await ended.wait()  # behind all of them
+        await ended.wait()  # after all messages
         assert [(number, len(data)) for number, data in found] == list(enumerate(sizes))
 
     live(test())
 
 
-def test_a_descriptor_comes_with_its_message():
+def test_a_descriptor_arrives_with_its_message():
     async def test():
         found = asyncio.get_running_loop().create_future()
         channel, _, _ = ends(large=lambda data: None, client=lambda number, files: found.set_result((number, files)))
@@ -52,7 +52,7 @@ def test_a_descriptor_comes_with_its_message():
     live(test())
 
 
-def test_a_question_has_its_reply_and_an_end_is_one():
+def test_a_request_gets_its_reply_or_gone():
     async def test():
         async def slowly(value):
             await asyncio.sleep(0.05)
@@ -79,8 +79,8 @@ def test_a_question_has_its_reply_and_an_end_is_one():
     live(test())
 
 
-def test_a_reply_can_be_waited_for_without_the_loop_and_nothing_is_lost_meanwhile():
-    """As a session's transform does; what else comes is handled later, in its order."""
+def test_ask_now_waits_without_the_loop_and_loses_no_other_message():
+    """A session's transform uses it. Other messages that arrive meanwhile are handled later, in their order."""
 
     async def test():
         ours, theirs = pair()
@@ -109,7 +109,7 @@ def test_a_reply_can_be_waited_for_without_the_loop_and_nothing_is_lost_meanwhil
         assert channel.ask_now("asked", 41, timeout_s=5) == 42
         assert not found
         await asyncio.to_thread(thread.join)
-        while "last" not in found:  # noqa: ASYNC110 - of the channel, which has no event for it
+        while "last" not in found:  # noqa: ASYNC110 - the channel has no event for it
             await asyncio.sleep(0.01)
         assert found == [*range(100), "last"]
         with pytest.raises(Gone):
@@ -118,11 +118,11 @@ def test_a_reply_can_be_waited_for_without_the_loop_and_nothing_is_lost_meanwhil
     live(test())
 
 
-@pytest.mark.parametrize("sends", [False, True], ids=["hears", "tells"])
-def test_an_end_is_seen_behind_all_that_was_said_though_not_all_was_read(sends):
-    """The kernel reports a reset then, of which libuv tells once: what is read in many turns is followed by its end.
+@pytest.mark.parametrize("sends", [False, True], ids=["receives", "sends"])
+def test_the_end_is_seen_after_all_messages_although_the_peer_left_some_unread(sends):
+    """The kernel then reports a reset, and libuv only once: the messages take many turns to read, then the end follows.
 
-    It tells a sender too, and a reader no more.
+    If a send gets the reset, a read does not get it again.
     """
 
     async def test():
@@ -134,7 +134,7 @@ def test_an_end_is_seen_behind_all_that_was_said_though_not_all_was_read(sends):
         for number in range(150):
             other.send("message", number)
         assert not other.is_behind
-        if sends:  # in the turn in which the loop has already been told
+        if sends:  # in the turn in which libuv has already reported it
             here, there = socket.socketpair()
             asyncio.get_running_loop().add_reader(here, lambda: channel.send("unheard"))
             there.send(b"1")
@@ -150,14 +150,14 @@ def test_an_end_is_seen_behind_all_that_was_said_though_not_all_was_read(sends):
     live(test())
 
 
-def test_a_message_that_cannot_be_handled_keeps_no_other_from_its_turn():
+def test_a_handler_that_raises_does_not_delay_other_messages():
     async def test():
         found = []
         channel, _, _ = ends(message=found.append, broken=lambda value: 1 // value)
         channel.send("broken", 0)
         channel.send("message", 1)
         async with asyncio.timeout(60):
-            while not found:  # noqa: ASYNC110 - of the channel, which has no event for it
+            while not found:  # noqa: ASYNC110 - the channel has no event for it
                 await asyncio.sleep(0.01)
 
     live(test())

@@ -1,4 +1,4 @@
-"""Every part of kproxy has its share of file descriptors, whatever there are."""
+"""Each part of kproxy gets its share of the file descriptors, whatever the limit."""
 
 import resource
 import subprocess
@@ -13,7 +13,7 @@ from kproxy.proxy.sockets.descriptors import PER_CONNECTION, Shares, shares
 
 
 @given(st.integers(32, 2_000_000), st.integers(1, 1_000_000), st.integers(1, 64))
-def test_the_shares_fit_into_what_there_is(files, connections, workers):
+def test_the_shares_fit_into_the_limit(files, connections, workers):
     found = shares(files, connections, workers)
     assert found.in_each <= found.connections <= min(connections, found.in_each * workers)
     assert min(found) >= 1
@@ -21,7 +21,7 @@ def test_the_shares_fit_into_what_there_is(files, connections, workers):
     assert own >= min(descriptors.OWN, files // 8)
 
 
-def test_usual_limits():
+def test_shares_of_common_limits():
     assert shares(1 << 20, 10_000).connections == 10_000
     assert shares(20_000, 10_000) == Shares(9440, 32, 1024, 9440)
     assert shares(20_000, 10_000, workers=2) == Shares(10_000, 32, 1024, 9440)
@@ -29,7 +29,7 @@ def test_usual_limits():
 
 
 @pytest.mark.parametrize("asked", [None, 10_000])
-def test_a_limit_of_open_files_that_is_too_low_is_a_warning_with_its_mend(monkeypatch, caplog, asked):
+def test_a_too_low_limit_of_open_files_causes_a_warning_with_a_remedy(monkeypatch, caplog, asked):
     limits = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 20_000))
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: limits.append(wanted))
@@ -45,8 +45,8 @@ def test_a_limit_of_open_files_that_is_too_low_is_a_warning_with_its_mend(monkey
     assert descriptors.reserve(asked, warns=False) and len(caplog.records) == (not asked)
 
 
-def test_the_kernel_makes_room_for_all_descriptors_at_once():
-    """A table that grew with the connections would stop the loop each time, for as long as RCU takes."""
+def test_the_kernels_table_of_descriptors_is_allocated_at_once():
+    """Each growth of the table would block the loop for an RCU grace period."""
     text = "from kproxy.proxy.sockets.descriptors import reserve; reserve(400); print(open('/proc/self/status').read())"
     status = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True).stdout
     (size,) = (int(line.split()[1]) for line in status.splitlines() if line.startswith("FDSize:"))

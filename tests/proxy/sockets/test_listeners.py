@@ -1,4 +1,4 @@
-"""Why a port cannot be bound, where real sockets hold it; and in which order clients of several ports are accepted."""
+"""The reason why a port cannot be bound, with real sockets, and the order of accepting clients of several ports."""
 
 import asyncio
 import errno
@@ -22,7 +22,7 @@ def why(host: str, port: int) -> str:
 
 
 def connected_from(host: str, port: int, stack: ExitStack) -> socket.socket:
-    """An outgoing connection that has that port at that address. Raises OSError where it is taken."""
+    """An outgoing connection from that address and port. Raises OSError if they are in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     server = stack.enter_context(socket.create_server((host, 0), family=family))
     outgoing = stack.enter_context(socket.socket(family))
@@ -32,7 +32,7 @@ def connected_from(host: str, port: int, stack: ExitStack) -> socket.socket:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_what_holds_a_port_is_named(host: str) -> None:
+def test_the_holder_of_a_port_is_named(host: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((host, 0), family=family))
@@ -51,7 +51,7 @@ def test_what_holds_a_port_is_named(host: str) -> None:
 @pytest.mark.parametrize(("host", "other"), [HOSTS, HOSTS[::-1]])
 def test_a_connection_at_another_address_does_not_hold_a_port(host: str, other: str) -> None:
     with ExitStack() as stack:
-        for _ in range(100):  # until the port is free at both
+        for _ in range(100):  # until the port is free at both addresses
             idle = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET))
             idle.bind((host, 0))
             with suppress(OSError):
@@ -60,7 +60,7 @@ def test_a_connection_at_another_address_does_not_hold_a_port(host: str, other: 
         assert "another program has it, or an outgoing connection" in why(host, idle.getsockname()[1])
 
 
-def test_an_address_of_another_machine_is_named_as_one() -> None:
+def test_an_address_of_another_machine_is_reported_as_such() -> None:
     for host in ("192.0.2.1", "2001:db8::1"):
         assert why(host, 0) == "that is no address of this machine: see ip address"
 
@@ -81,9 +81,10 @@ def test_other_faults_have_their_remedies() -> None:
 
 
 def accepted(flooded: int, clients: int, limit: int) -> tuple[list[int], int]:
-    """The ports that clients were accepted at, in turn: `flooded` with that many clients each, and a last one with one.
+    """The ports at which clients were accepted, in order, and the port of the last listener.
 
-    limit: how many connections may be open; none of them ends. Also the last one's port.
+    `flooded` listeners have `clients` clients each, and the last listener has one. limit: the maximum of open
+    connections, none of which ends.
     """
     ports: list[int] = []
 
@@ -107,21 +108,21 @@ def accepted(flooded: int, clients: int, limit: int) -> tuple[list[int], int]:
             gate.hold(False)
             async with asyncio.timeout(60):
                 await enough.wait()
-            for _ in range(10):  # turns in which no more may be accepted
+            for _ in range(10):  # turns in which no further client may be accepted
                 await asyncio.sleep(0)
             return last
 
     return ports, asyncio.run(run())
 
 
-def test_clients_of_one_port_do_not_wait_behind_the_queues_of_others() -> None:
+def test_a_client_of_one_port_does_not_wait_for_the_backlogs_of_others() -> None:
     flooded = 2 * ACCEPTS_PER_TURN
     ports, last = accepted(flooded, clients=20, limit=1000)
-    assert ports.index(last) <= flooded + ACCEPTS_PER_TURN  # what one turn takes, then one of each port
+    assert ports.index(last) <= flooded + ACCEPTS_PER_TURN  # the clients of one turn, then one of each port
     assert sorted(Counter(ports).values()) == [1, *[20] * flooded]
 
 
-def test_ports_that_wait_for_their_turn_keep_to_the_limit() -> None:
+def test_listeners_that_take_turns_respect_the_limit() -> None:
     limit = ACCEPTS_PER_TURN + 1
     ports, _ = accepted(ACCEPTS_PER_TURN, clients=limit, limit=limit)
     assert len(ports) == limit

@@ -1,4 +1,4 @@
-"""Readiness as epoll tells it, errors included, until someone takes note."""
+"""Readiness as epoll reports it, including errors, until a reader handles it."""
 
 import asyncio
 import errno
@@ -30,7 +30,7 @@ Pairs = list[tuple[socket.socket, socket.socket]]
 
 
 async def watched(poller: Poller, count: int, read: Callable[[int, socket.socket], None]) -> Pairs:
-    """Pairs of sockets, ours and theirs, each with a byte to read by `read(number, ours)`."""
+    """Pairs of sockets, ours and theirs; `read(number, ours)` reads the byte that waits in each."""
     pairs = [await pair() for _ in range(count)]
     for number, (ours, theirs) in enumerate(pairs):
         theirs.send(b"x")
@@ -47,12 +47,12 @@ def closed(poller: Poller, pairs: Pairs) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110 - of the poller, which has no event for it
+    while not condition():  # noqa: ASYNC110 - the poller has no event for it
         await asyncio.sleep(0.001)
 
 
 async def turns(poller: Poller) -> None:
-    """Some turns of the poller: each ends when what was sent in it has been read."""
+    """Run some turns of the poller: each ends when the byte that was sent in it has been read."""
     one, other = await pair()
     with one, other:
         for number in range(3):
@@ -64,7 +64,7 @@ async def turns(poller: Poller) -> None:
             assert read == [b"x"], number
 
 
-def test_an_error_is_told_until_it_is_read():
+def test_an_error_is_reported_until_it_is_read():
     async def test():
         poller = Poller(asyncio.get_running_loop())
         ours, theirs = await pair()
@@ -72,7 +72,7 @@ def test_an_error_is_told_until_it_is_read():
 
         def readable() -> None:
             try:
-                heard.append(ours.recv(1))  # less than there is
+                heard.append(ours.recv(1))  # fewer bytes than wait
             except ConnectionResetError:
                 heard.append("reset")
                 poller.remove_reader(ours.fileno())
@@ -90,7 +90,7 @@ def test_an_error_is_told_until_it_is_read():
     live(test())
 
 
-def test_readers_and_writers_come_and_go():
+def test_readers_and_writers_can_be_added_and_removed():
     async def test():
         poller = Poller(asyncio.get_running_loop())
         ours, theirs = await pair()
@@ -109,7 +109,7 @@ def test_readers_and_writers_come_and_go():
         poller.remove_reader(ours.fileno())
         theirs.send(b"2")
         theirs.close()
-        await turns(poller)  # its end is there, and nobody watches: nothing spins
+        await turns(poller)  # the peer has closed and no reader is there: no busy loop
         assert calls == ["written", "read b'1'"]
         poller.add_reader(ours.fileno(), lambda: calls.append(f"read {ours.recv(9)!r}"))
         await until(lambda: len(calls) > 3)
@@ -119,14 +119,14 @@ def test_readers_and_writers_come_and_go():
     live(test())
 
 
-def test_who_costs_much_waits_for_those_who_cost_little():
-    """Whatever the number of the costly: between two of them all others have their turn."""
+def test_costly_sockets_wait_for_cheap_ones():
+    """Between the events of two costly sockets, whatever their number, all others have their turn."""
 
     async def test():
         poller = Poller(asyncio.get_running_loop())
         floods = [await pair() for _ in range(30)]
         cheap, friend = await pair()
-        costly_since: list[int] = []  # between what was sent to the cheap one and its turn
+        costly_since: list[int] = []  # costly events between a send to the cheap socket and its turn
         served = [0] * len(floods)
         since = 0
 
@@ -150,14 +150,14 @@ def test_who_costs_much_waits_for_those_who_cost_little():
             theirs.send(b"flood")
             poller.add_reader(ours.fileno(), partial(flooded, number))
         poller.add_reader(cheap.fileno(), answer)
-        before: list[int] = []  # they are all known
+        before: list[int] = []  # set when the cost of each is known
         while len(costly_since) < 100:
             await asyncio.sleep(0)
             if not before and min(served):
                 before = served.copy()
-        assert max(costly_since[10:]) <= 2  # and not 30
+        assert max(costly_since[10:]) <= 2  # not 30
         turns_of = [now - then for now, then in zip(served, before, strict=True)]
-        assert max(turns_of) - min(turns_of) <= 2  # they take turns
+        assert max(turns_of) - min(turns_of) <= 2  # costly sockets take turns
         for ours, theirs in (*floods, (cheap, friend)):
             poller.remove_reader(ours.fileno())
             ours.close()
@@ -168,9 +168,9 @@ def test_who_costs_much_waits_for_those_who_cost_little():
     live(test())
 
 
-def test_a_new_one_waits_for_those_that_are_new_and_not_for_those_that_are_watched_again(monkeypatch):
-    """Time is what the events of this test take. Many cost much, and are not watched for a moment after each event.
-    In the event of one that costs little the kernel runs somebody else for longer than a turn."""
+def test_a_new_socket_waits_for_new_ones_and_not_for_costly_ones_that_are_watched_again(monkeypatch):
+    """The clock advances only in the events of this test. Many sockets are costly, and unwatched for a moment after
+    each event. During the event of a cheap socket, the kernel runs another process for longer than a turn."""
     now_ns = time.monotonic_ns()
     others_ns = 0
     monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
@@ -211,7 +211,7 @@ def test_a_new_one_waits_for_those_that_are_new_and_not_for_those_that_are_watch
             poller.remove_reader(ours.fileno())
             ours.close()
             theirs.close()
-            assert heard[0] - before <= 6  # what two turns have room for, and not 30
+            assert heard[0] - before <= 6  # the events of two turns, not 30
         for ours, theirs in (*floods, (cheap, friend)):
             poller.remove_reader(ours.fileno())
             ours.close()
@@ -222,10 +222,9 @@ def test_a_new_one_waits_for_those_that_are_new_and_not_for_those_that_are_watch
 
 
 @pytest.mark.parametrize("cost_us,most", [(20, 202), (80, 52), (150, 28), (500, 10), (900, 6), (20_000, 2)])
-def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeypatch, cost_us, most):
-    """Time is what the events of this test take. Who costs little waits for one turn, from the first on, if it has been
-    seen to, and though the kernel runs somebody else in each event of it; where all are of its kind, for each of them
-    once."""
+def test_a_turn_has_a_limited_duration_whatever_the_number_and_cost_of_events(monkeypatch, cost_us, most):
+    """The clock advances only in the events of this test. A socket known as cheap waits for one turn, although the
+    kernel runs another process during each of its events; if all sockets are cheap, it waits for each of them once."""
     now_ns = time.monotonic_ns()
     others_ns = 0
     monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
@@ -237,7 +236,7 @@ def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeyp
         poller = Poller(asyncio.get_running_loop())
         floods = [await pair() for _ in range(count)]
         cheap, friend = await pair()
-        waited: list[int] = []  # events of others between what was sent to the cheap one and its turn
+        waited: list[int] = []  # events of others between a send to the cheap socket and its turn
         in_turns: list[int] = []  # events between two turns of the loop
         served = [0] * count
         since = in_turn = 0
@@ -272,14 +271,14 @@ def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeyp
         for number, (ours, theirs) in enumerate(floods):
             theirs.send(b"flood")
             poller.add_reader(ours.fileno(), partial(flooded, number))
-        before: list[int] = []  # they are all known
+        before: list[int] = []  # set when the cost of each is known
         while not before or sum(served) - sum(before) < 3 * count:
             await asyncio.sleep(0)
             next_turn()
             if not before and min(served):
                 before = served.copy()
         assert max(waited) <= most + (count if cost_us * 1000 <= poller_module.CHEAP_NS[0] else 0)
-        assert max(in_turns) <= most  # so have timers and listeners
+        assert max(in_turns) <= most  # timers and listeners wait no longer
         turns_of = [now - then for now, then in zip(served, before, strict=True)]
         assert max(turns_of) - min(turns_of) <= 2  # they take turns
         for ours, theirs in (*floods, (cheap, friend)):
@@ -292,8 +291,8 @@ def test_a_turn_is_bounded_by_what_its_events_take_whatever_their_number(monkeyp
     live(test())
 
 
-def test_a_turn_does_not_grow_with_those_that_queue(monkeypatch):
-    """Each turn epoll reports what has become ready since the last one, and not all that wait."""
+def test_a_turn_does_not_grow_with_the_number_of_queued_sockets(monkeypatch):
+    """In each turn, epoll reports the sockets that became ready since the last one, and not all queued ones."""
     now_ns = time.monotonic_ns()
     monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
     monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns)
@@ -323,7 +322,7 @@ def test_a_turn_does_not_grow_with_those_that_queue(monkeypatch):
         await until(lambda: len(poller.queuing) >= count - 20)
         reported.clear()
         await until(lambda: min(served) >= 3)
-        assert len(reported) > 200 and max(reported) <= 20  # those that the turn before has handled
+        assert len(reported) > 200 and max(reported) <= 20  # the sockets that the previous turn handled
         first = floods[0][0].fileno()
         await until(lambda: first in poller.queuing)
         poller.remove_reader(first)
@@ -340,8 +339,8 @@ def test_a_turn_does_not_grow_with_those_that_queue(monkeypatch):
 
 
 @pytest.mark.parametrize("costs_us", [(20, 500), (20, 20, 20, 1000), (20, 900, 900), (*[10] * 12, 700)])
-def test_cheap_events_between_costly_ones_make_nobody_cheap(monkeypatch, costs_us):
-    """Time is what the events of this test take."""
+def test_cheap_events_between_costly_ones_do_not_make_a_socket_cheap(monkeypatch, costs_us):
+    """The clock advances only in the events of this test."""
     now_ns = time.monotonic_ns()
     monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
     monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns)
@@ -366,7 +365,7 @@ def test_cheap_events_between_costly_ones_make_nobody_cheap(monkeypatch, costs_u
         def answer() -> None:
             nonlocal now_ns, sent_ns
             cheap.recv(9)
-            if min(served) > 4 * len(costs_us):  # they are known
+            if min(served) > 4 * len(costs_us):  # the cost of each is known
                 waited_ns.append(now_ns - sent_ns)
             now_ns += 30_000
             sent_ns = 0
@@ -379,7 +378,7 @@ def test_cheap_events_between_costly_ones_make_nobody_cheap(monkeypatch, costs_u
             theirs.send(b"flood")
             poller.add_reader(ours.fileno(), partial(flooded, number))
         await until(lambda: len(waited_ns) > 100)
-        assert max(waited_ns) <= 2 * poller_module.LONG_TURN_NS  # and not 100 times what an event costs
+        assert max(waited_ns) <= 2 * poller_module.LONG_TURN_NS  # not the cost of 100 events
         for ours, theirs in (*floods, (cheap, friend)):
             poller.remove_reader(ours.fileno())
             ours.close()
@@ -389,9 +388,9 @@ def test_cheap_events_between_costly_ones_make_nobody_cheap(monkeypatch, costs_u
     live(test())
 
 
-@pytest.mark.parametrize("tells", [True, False], ids=["readers tell", "readers tell nothing"])
-def test_a_short_turn_is_bounded_without_a_look_at_the_time(monkeypatch, tells):
-    """Readers tell when they were done, as relays do: then the clock is asked once, when epoll returns."""
+@pytest.mark.parametrize("sets_time", [True, False], ids=["readers set now_ns", "readers do not"])
+def test_a_short_turn_reads_the_clock_once_if_its_readers_set_the_time(monkeypatch, sets_time):
+    """If readers set `now_ns` at their end, as relays do, the clock is read only when epoll returns."""
     asked = 0
 
     def monotonic_ns() -> int:
@@ -410,7 +409,7 @@ def test_a_short_turn_is_bounded_without_a_look_at_the_time(monkeypatch, tells):
 
         def read(sock: socket.socket) -> None:
             heard.append(sock.recv(9))
-            if tells:
+            if sets_time:
                 poller.now_ns = time.monotonic_ns()
 
         for ours, _ in pairs:
@@ -422,7 +421,7 @@ def test_a_short_turn_is_bounded_without_a_look_at_the_time(monkeypatch, tells):
             for _, theirs in pairs:
                 theirs.send(b"x")
             poller._ready()
-            assert len(heard) == turn * len(pairs) and asked == (1 if tells else 1 + len(pairs))
+            assert len(heard) == turn * len(pairs) and asked == (1 if sets_time else 1 + len(pairs))
         for ours, theirs in pairs:
             poller.remove_reader(ours.fileno())
             ours.close()
@@ -433,8 +432,8 @@ def test_a_short_turn_is_bounded_without_a_look_at_the_time(monkeypatch, tells):
 
 
 @pytest.mark.parametrize("others", [0, 300], ids=["at once", "queued"])
-def test_an_event_from_before_somebody_waited_for_the_end_is_no_end(monkeypatch, others):
-    """Of two that are ready at once, the first has the second's end awaited."""
+def test_an_event_before_add_end_reader_is_not_taken_for_the_end(monkeypatch, others):
+    """Two sockets are ready at once, and the reader of the first adds an end reader for the second."""
     now_ns = time.monotonic_ns()
     monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
 
@@ -445,7 +444,7 @@ def test_an_event_from_before_somebody_waited_for_the_end_is_no_end(monkeypatch,
 
         def first() -> None:
             nonlocal now_ns
-            now_ns += 1_000_000_000  # so that others queue
+            now_ns += 1_000_000_000  # so that other sockets queue
             one.recv(9)
             poller.add_end_reader(two.fileno(), lambda: heard.append("end"))
 
@@ -471,7 +470,7 @@ def test_an_event_from_before_somebody_waited_for_the_end_is_no_end(monkeypatch,
     live(test())
 
 
-def test_work_that_was_put_back_is_done_one_at_a_time_between_events():
+def test_deferred_work_runs_one_at_a_time_between_events():
     async def test():
         poller = Poller(asyncio.get_running_loop())
         cheap, friend = await pair()
@@ -497,10 +496,10 @@ def test_work_that_was_put_back_is_done_one_at_a_time_between_events():
         poller.add_reader(cheap.fileno(), answer)
         for number in range(50):
             poller.later(put_back, number, 9)
-        while len(done) < 500:  # noqa: ASYNC110 - what is waited for happens in other turns of this loop
+        while len(done) < 500:  # noqa: ASYNC110 - the work is done in other turns of this loop
             await asyncio.sleep(0)
-        assert done == list(range(50)) * 10  # in turn
-        assert max(most) <= 2  # and not 50
+        assert done == list(range(50)) * 10  # each in its turn
+        assert max(most) <= 2  # not 50
         poller.later(put_back, 0, 0)
         poller.close()
         for _ in range(20):
@@ -510,7 +509,7 @@ def test_work_that_was_put_back_is_done_one_at_a_time_between_events():
     live(test())
 
 
-def test_who_raises_takes_no_turn_of_others():
+def test_deferred_work_that_raises_takes_no_turn_of_others():
     async def test():
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)
@@ -526,8 +525,8 @@ def test_who_raises_takes_no_turn_of_others():
     live(test())
 
 
-def test_who_raises_does_not_keep_those_that_queue_from_their_turn(monkeypatch):
-    """Nothing else happens then: those that queue are not in the epoll, and only the next turn wakes the loop."""
+def test_queued_sockets_have_their_turn_although_a_reader_raises(monkeypatch):
+    """Nothing else wakes the loop then, since queued sockets are not registered with epoll."""
     now_ns = time.monotonic_ns()
     monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
     monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns)
@@ -543,7 +542,7 @@ def test_who_raises_does_not_keep_those_that_queue_from_their_turn(monkeypatch):
             now_ns += 2_000_000
             heard.append(number)
             ours.recv(9)
-            if number > 9:  # the others queue by then
+            if number > 9:  # the other sockets are queued by then
                 raise ArithmeticError
 
         pairs = await watched(poller, 30, read)
@@ -555,7 +554,7 @@ def test_who_raises_does_not_keep_those_that_queue_from_their_turn(monkeypatch):
 
 
 class Exhausted:
-    """An epoll that has no room for a socket, a few times."""
+    """An epoll that fails to register a socket, `times` times."""
 
     def __init__(self, epoll: Any, times: int) -> None:
         self.epoll, self.times = epoll, times
@@ -570,8 +569,8 @@ class Exhausted:
         return getattr(self.epoll, name)
 
 
-def test_a_socket_that_epoll_has_no_room_for_keeps_its_turn(monkeypatch):
-    """Those that queue leave the epoll, and other processes of the user may take their place meanwhile."""
+def test_a_queued_socket_that_epoll_refuses_keeps_its_turn(monkeypatch):
+    """Queued sockets are unregistered, and other processes of the user may use up the limit of watches meanwhile."""
     now_ns = time.monotonic_ns()
     monkeypatch.setattr(poller_module, "monotonic_ns", lambda: now_ns)
     monkeypatch.setattr(poller_module, "thread_time_ns", lambda: now_ns)
@@ -583,7 +582,7 @@ def test_a_socket_that_epoll_has_no_room_for_keeps_its_turn(monkeypatch):
         def read(number: int, ours: socket.socket) -> None:
             nonlocal now_ns
             now_ns += 2_000_000
-            with suppress(BlockingIOError):  # it is tried, whether it is ready or not
+            with suppress(BlockingIOError):  # it is called whether the socket is ready or not
                 ours.recv(9)
                 heard.append(number)
 
@@ -594,14 +593,14 @@ def test_a_socket_that_epoll_has_no_room_for_keeps_its_turn(monkeypatch):
         await until(lambda: not poller.queuing and not poller._epoll.times)
         for _, theirs in pairs:
             theirs.send(b"y")
-        await until(lambda: len(heard) == 2 * len(pairs))  # they are watched again
+        await until(lambda: len(heard) == 2 * len(pairs))  # epoll watches them again
         closed(poller, pairs)
 
     live(test())
 
 
-def test_a_socket_that_comes_while_epoll_has_no_room_is_served(caplog):
-    """It was never watched, nor could be what had its number afterwards; and no end of kproxy was possible."""
+def test_a_new_socket_that_epoll_refuses_is_served(caplog):
+    """It was never watched, nor was the next socket with its descriptor; and kproxy could not exit."""
 
     async def test():
         poller = Poller(asyncio.get_running_loop())
@@ -623,7 +622,7 @@ def test_a_socket_that_comes_while_epoll_has_no_room_is_served(caplog):
             await until(lambda letter=letter: letter in heard)
             poller.remove_reader(number)
             assert not poller.queuing and not poller._parked
-            poller._epoll.times = 0  # there is room for the next one
+            poller._epoll.times = 0  # epoll accepts the next socket
             ours.close()
             theirs.close()
         assert "fs.epoll.max_user_watches" in caplog.text
@@ -633,8 +632,8 @@ def test_a_socket_that_comes_while_epoll_has_no_room_is_served(caplog):
 
 
 @pytest.mark.parametrize("waits_for", ["bytes", "end"])
-def test_sockets_that_epoll_has_no_room_for_are_polled_with_a_pause(monkeypatch, waits_for):
-    """They were tried in each turn of the loop, which took a whole core; and ends of peers were not told."""
+def test_sockets_that_epoll_refuses_are_polled_at_intervals(monkeypatch, waits_for):
+    """Trying them in each turn of the loop took a whole core; and closes of peers were not reported."""
     polls = 0
     poll_unwatched = Poller._poll_unwatched
 
@@ -667,7 +666,7 @@ def test_sockets_that_epoll_has_no_room_for_are_polled_with_a_pause(monkeypatch,
 
             (poller.add_end_reader if waits_for == "end" else poller.add_reader)(ours.fileno(), call)
         await until(lambda: polls == 3)
-        assert not turns and poller.refused == 6  # one attempt in a poll, whatever their number
+        assert not turns and poller.refused == 6  # one attempt per poll, whatever their number
         if waits_for == "end":
             pairs[1][1].send(b"unread")
             await until(lambda: polls == 5)
@@ -688,7 +687,7 @@ def test_sockets_that_epoll_has_no_room_for_are_polled_with_a_pause(monkeypatch,
     live(test())
 
 
-def test_a_reader_that_raises_is_called_again_though_epoll_has_no_room():
+def test_a_reader_that_raises_is_called_again_although_epoll_refuses_its_socket():
     """Its socket was neither watched nor queued afterwards."""
 
     async def test():
@@ -711,7 +710,7 @@ def test_a_reader_that_raises_is_called_again_though_epoll_has_no_room():
     live(test())
 
 
-def test_an_end_is_noticed_whatever_is_unread():
+def test_a_close_is_noticed_although_bytes_are_unread():
     async def test():
         poller = Poller(asyncio.get_running_loop())
         ours, theirs = await pair()
@@ -739,8 +738,8 @@ def test_an_end_is_noticed_whatever_is_unread():
     live(test())
 
 
-def test_sockets_are_in_order_only_where_epoll_had_none_left(monkeypatch):
-    """What is left from one call to the next may stand before what became ready earlier."""
+def test_is_in_order_is_false_if_epoll_had_more_ready_sockets(monkeypatch):
+    """Sockets left for the next call may come before sockets that became ready earlier."""
     monkeypatch.setattr("kproxy.proxy.sockets.poller._EVENTS", 1)
 
     async def test():

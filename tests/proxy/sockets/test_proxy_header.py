@@ -1,4 +1,4 @@
-"""PROXY protocol: headers as the format shows them, cut at any byte, too long, damaged; and ours as it reads them."""
+"""PROXY protocol: valid headers split at any byte, too long and damaged ones; kproxy reads the headers it writes."""
 
 import struct
 from contextlib import suppress
@@ -15,7 +15,7 @@ from kproxy.proxy.sockets.proxy_header import MAX_BYTES, V1, V1_BYTES, V2, V2_ST
 
 CLIENT4, SERVER4 = Address("203.0.113.7", 51234), Address("192.0.2.1", 9092)
 CLIENT6, SERVER6 = Address("2001:db8::7", 51234), Address("2001:db8::1", 9092)
-BEHIND = b"\0\0\0\x12\0\x12\0\0"  # the first request of whoever stands behind it
+BEHIND = b"\0\0\0\x12\0\x12\0\0"  # the beginning of the first request after the header
 
 
 def v2(body=b"", *, command=1, family=0x11, version=2, length=None):
@@ -34,13 +34,13 @@ def tlv(kind, value):
 
 
 def fed(stream, portions=None):
-    """What `read` makes of a stream that arrives in portions, and what of the stream it left alone."""
+    """The result of `read` for a stream that arrives in portions, and the bytes that it did not consume."""
     taken, portions = b"", iter(portions or ())
     while isinstance(found := read(taken), int):
-        assert found > 0, "a reader that may read nothing would wait for ever"
+        assert found > 0, "it must ask for at least one byte"
         most = min(found, next(portions, found))
         if len(taken) == len(stream):
-            return None, b""  # the peer has no more
+            return None, b""  # the peer sends no more
         taken += stream[len(taken) : len(taken) + most]
     return found, stream[len(taken) :]
 
@@ -60,7 +60,7 @@ GOOD = {
     ),
     "v2 UNIX": (v2(bytes(216), family=0x31), Header(V2, None, None)),
     "v2 LOCAL": (v2(command=0, family=0), Header(V2, None, None)),
-    "v2 LOCAL with what is to be ignored": (v2(b"whatever", command=0, family=0xEE), Header(V2, None, None)),
+    "v2 LOCAL with ignored bytes": (v2(b"whatever", command=0, family=0xEE), Header(V2, None, None)),
     "v2 AF_UNSPEC": (v2(b"whatever", family=0), Header(V2, None, None)),
     "v2 no transport": (v2(addresses(CLIENT4, SERVER4), family=0x10), Header(V2, None, None)),
     "v2 fields": (
@@ -75,17 +75,17 @@ GOOD = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_header_is_read_however_it_arrives_and_no_byte_behind_it_is_taken(name):
+def test_a_header_is_read_however_it_arrives_and_no_byte_after_it_is_consumed(name):
     raw, header = GOOD[name]
     assert fed(raw + BEHIND) == (header, BEHIND)
     assert fed(raw + BEHIND, [1] * len(raw)) == (header, BEHIND)
     for cut in range(1, min(len(raw), 300)):
         assert fed(raw + BEHIND, [1] * cut) == (header, BEHIND)
-        assert fed(raw[:cut])[0] is None, "a header that is cut is none yet"
+        assert fed(raw[:cut])[0] is None, "a partial header must not be accepted"
 
 
 @given(st.sampled_from(sorted(GOOD)), st.lists(st.integers(1, 40)))
-def test_any_portions_give_the_same(name, portions):
+def test_the_result_does_not_depend_on_the_portions(name, portions):
     raw, header = GOOD[name]
     assert fed(raw + BEHIND, portions) == (header, BEHIND)
 
@@ -120,7 +120,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_none_is_refused_with_its_cause(name):
+def test_an_invalid_header_is_refused_with_its_cause(name):
     raw, cause = BAD[name]
     with pytest.raises(Malformed, match=cause):
         fed(raw)
@@ -128,7 +128,7 @@ def test_what_is_none_is_refused_with_its_cause(name):
         fed(raw, [1] * len(raw))
 
 
-def test_a_checksum_is_checked():
+def test_a_wrong_checksum_is_refused():
     zeroed = v2(addresses(CLIENT4, SERVER4, tlv(2, b"kafka.example") + tlv(3, bytes(4))))
     whole = zeroed[:-4] + crc32c(zeroed).to_bytes(4, "big")
     header, _ = fed(whole)
@@ -144,7 +144,7 @@ def test_a_checksum_is_checked():
 
 
 @given(st.binary(max_size=300))
-def test_whatever_bytes_come_they_are_a_header_or_malformed_or_wait_for_more(data):
+def test_any_bytes_yield_a_header_or_malformed_or_a_wait_for_more(data):
     for start in (b"", b"PROXY ", b"PROXY TCP4 ", b"PROXY TCP6 ::1 ", V2_START, V2_START + b"\x21\x11", v2()[:14]):
         try:
             found = read(start + data)
@@ -168,7 +168,7 @@ ENDS = st.builds(Address, st.ip_addresses().map(str), st.integers(0, 65535))
 
 
 @given(st.sampled_from((V1, V2)), ENDS, ENDS)
-def test_what_is_written_is_read_again(version, client, server):
+def test_a_written_header_is_read_back(version, client, server):
     raw = write(version, client, server)
     found, rest = fed(raw + BEHIND)
     assert rest == BEHIND and found.version == version
@@ -180,6 +180,6 @@ def test_what_is_written_is_read_again(version, client, server):
 
 
 @pytest.mark.parametrize("version", (V1, V2))
-def test_of_kproxy_itself_a_header_says_that_nobody_stands_behind_it(version):
+def test_the_header_of_kproxys_own_connections_contains_no_addresses(version):
     for ends in ((), (None, SERVER4), (Address("name", 1), SERVER4)):
         assert fed(write(version, *ends)) == (Header(version, None, None), b"")

@@ -1,4 +1,4 @@
-"""What is said before a relay: the same bytes over plain and TLS sockets, whatever the kernel takes at once."""
+"""Bytes sent before a relay starts: all arrive over plain and TLS sockets, however few the kernel accepts at once."""
 
 import asyncio
 import socket
@@ -12,7 +12,7 @@ from kproxy.proxy.tls.tls_socket import TlsSocket
 from tests.certificates import Authority
 from tests.proxy.live import live
 
-MUCH = bytes(range(256)) * 8192  # 2 MiB: more than a socket's buffers
+MUCH = bytes(range(256)) * 8192  # 2 MiB: more than the buffers of a socket
 
 
 async def pair(tmp_path, tls):
@@ -53,7 +53,7 @@ def test_all_bytes_arrive_while_both_sides_send(tmp_path, tls):
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-def test_an_end_is_an_end_with_and_without_a_goodbye(tmp_path, tls):
+def test_a_close_in_the_middle_raises_eof_error_with_and_without_tls(tmp_path, tls):
     async def test():
         one, other = await pair(tmp_path, tls)
         with one:
