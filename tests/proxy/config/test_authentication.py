@@ -1,4 +1,4 @@
-"""The settings of clients' logins at kproxy: what each mechanism needs."""
+"""The settings of clients' logins at kproxy: each mechanism with its required settings."""
 
 from pathlib import Path
 
@@ -33,12 +33,12 @@ TOKENS = 'mechanisms = ["OAUTHBEARER"]\njwks_file = "keys"\nissuer = "i"\naudien
         ('mechanisms = ["PLAIN"]\nusers_file = "users"\nsession_lifetime_s = 0\n', "session_lifetime_s"),
     ],
 )
-def test_what_is_missing_or_too_much(tmp_path: Path, settings: str, said: str) -> None:
+def test_missing_and_superfluous_settings_are_reported(tmp_path: Path, settings: str, said: str) -> None:
     message = faults(tmp_path, f"[cluster.authentication]\n{settings}")
     assert said in message and "authentication" in message and "hunter2" not in message
 
 
-def test_tokens_without_an_audience_need_clients_that_are_allowed(tmp_path: Path) -> None:
+def test_tokens_without_an_audience_need_allowed_clients(tmp_path: Path) -> None:
     without = TOKENS.replace('audience = "kafka"\n', "") + 'client_claim = "azp"\nallowed_clients = "shop"\n'
     file = tmp_path / "kproxy.toml"
     file.write_text(f"{HEAD}[cluster.authentication]\n{without}")

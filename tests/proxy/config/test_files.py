@@ -1,4 +1,4 @@
-"""What cannot be read at once is refused, and nothing waits for it."""
+"""Files that cannot be read at once, such as pipes, are refused without waiting."""
 
 import os
 from pathlib import Path
@@ -11,7 +11,7 @@ from kproxy.proxy.sasl import users
 
 def test_a_pipe_or_a_device_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"text")
-    (tmp_path / "link").symlink_to("file")  # as in a Secret that Kubernetes mounts
+    (tmp_path / "link").symlink_to("file")  # as in a mounted Secret of Kubernetes
     with open_regular(tmp_path / "link") as file:
         assert file.read() == b"text"
     os.mkfifo(tmp_path / "pipe")

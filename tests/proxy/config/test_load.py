@@ -1,4 +1,4 @@
-"""Every fault of the settings is told at once, with the place where the value came from."""
+"""All faults of the settings are reported at once, each with the source of its value."""
 
 import re
 import tomllib
@@ -31,7 +31,7 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path):
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(tmp_path):
     file = written(
         tmp_path,
         """
@@ -52,13 +52,13 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tmp_path):
     assert load(None, {"KPROXY_CONFIG": str(file)}).clusters[0].bootstrap == (Address("file", 9092),)
 
 
-def test_two_flags_are_enough():
+def test_listen_and_bootstrap_are_enough():
     config = load(flags={"listen": "[::1]:9092", "bootstrap": "b:9092"})
     assert config.clusters[0].advertised == "[::1]:{port}"
     assert config.clusters[0].name == "default"
 
 
-def test_every_fault_at_once_with_its_place(tmp_path):
+def test_all_faults_are_reported_at_once_with_their_places(tmp_path):
     assert faults() == ["listen", "bootstrap"]
     flags = {"listen": "9092", "bootstrap": "a:1,b", "route": "smi", "advertise": "{name}:1"}
     assert faults(None, {"KPROXY_ADMIN": "nowhere", "KPROXY_DRAIN_TIMEOUT_S": "soon"}, flags) == [
@@ -88,7 +88,7 @@ def test_every_fault_at_once_with_its_place(tmp_path):
         """,
     )
     assert faults(file, {}, {"listen": "127.0.0.1:1"}) == [
-        "--listen",  # of which of the two?
+        "--listen",  # ambiguous: the file has two clusters
         f"{file}: cluster[0].name",
         f"{file}: cluster[0].listen",
         f"{file}: cluster[0].bootstrap",
@@ -123,7 +123,7 @@ def test_every_fault_at_once_with_its_place(tmp_path):
         ({"bootstrap": 9092}, "9092 should be a list"),
     ],
 )
-def test_what_cannot_work(cluster, fault):
+def test_a_setting_that_cannot_work_is_a_fault(cluster, fault):
     flags = {"listen": "h:9092", "bootstrap": "b:9092"} | cluster
     with pytest.raises(ConfigError, match=fault):
         load(flags=flags)
@@ -157,7 +157,7 @@ def test_what_cannot_work(cluster, fault):
         ('{ids = 1, port = 9201, ports_file = "/p"}', 'ports_file: is for ids = "any"'),
     ],
 )
-def test_declared_ports_that_cannot_work(tmp_path, brokers, fault):
+def test_declared_ports_that_cannot_work_are_a_fault(tmp_path, brokers, fault):
     file = written(
         tmp_path,
         f"""
@@ -173,12 +173,12 @@ def test_declared_ports_that_cannot_work(tmp_path, brokers, fault):
         load(file)
 
 
-def test_a_table_with_another_name_is_not_passed_over(tmp_path):
+def test_a_table_with_an_unknown_name_is_a_fault(tmp_path):
     file = written(tmp_path, '[[clusters]]\nlisten = "x:1"')
     assert faults(file, flags={"listen": "h:9092", "bootstrap": "b:9092"}) == [f"{file}: clusters"]
 
 
-def test_clusters_do_not_get_into_each_others_way(tmp_path):
+def test_conflicts_between_clusters_are_faults(tmp_path):
     file = written(
         tmp_path,
         """
@@ -210,21 +210,21 @@ def test_clusters_do_not_get_into_each_others_way(tmp_path):
         ("localhost", "localhost"),
     ],
 )
-def test_kproxy_as_its_own_bootstrap_is_a_fault_however_it_is_spelt(listen, bootstrap):
+def test_kproxy_as_its_own_bootstrap_is_a_fault_in_any_notation(listen, bootstrap):
     flags = {"listen": f"{listen}:9092", "bootstrap": f"{bootstrap}:9092", "advertise": "kproxy.example:{port}"}
     with pytest.raises(ConfigError, match="is kproxy itself"):
         load(flags=flags)
     assert load(flags=flags | {"bootstrap": f"{bootstrap}:9093"})
-    assert load(flags={"listen": "127.0.0.2:9092", "bootstrap": "127.0.0.1:9092"})  # another address of the machine
+    assert load(flags={"listen": "127.0.0.2:9092", "bootstrap": "127.0.0.1:9092"})  # another local address
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]", "[::ffff:0.0.0.0]"])
-def test_all_addresses_are_none_to_dial(host):
+def test_an_unspecified_address_cannot_be_dialled(host):
     with pytest.raises(ConfigError, match="names no host to dial"):
         load(flags={"listen": "127.0.0.1:9092", "bootstrap": f"{host}:9093"})
 
 
-def test_a_setting_of_a_cluster_at_the_top_of_the_file_is_shown_its_place(tmp_path):
+def test_a_cluster_setting_at_the_top_of_the_file_is_reported_with_its_right_place(tmp_path):
     file = written(tmp_path, 'listen = "h:9092"\nlisten_on = 1\n[[cluster]]\nlisten = "h:9092"\nbootstrap = ["b:9092"]')
     with pytest.raises(ConfigError) as caught:
         load(file)
@@ -233,7 +233,7 @@ def test_a_setting_of_a_cluster_at_the_top_of_the_file_is_shown_its_place(tmp_pa
     assert faults[f"{file}: listen_on"].startswith("no such setting")
 
 
-def test_a_file_without_clusters_is_shown_where_its_settings_belong_and_nothing_that_is_there_is_missing(tmp_path):
+def test_settings_of_a_file_without_clusters_are_reported_as_misplaced_and_not_as_missing(tmp_path):
     file = written(tmp_path, 'listen = "h:9092"\nbootstrap = ["b:9092"]')
     with pytest.raises(ConfigError) as caught:
         load(file)
@@ -259,7 +259,7 @@ def test_a_file_without_clusters_is_shown_where_its_settings_belong_and_nothing_
         ("drain_timeout_s = '10s'", "", "'10s' is not a number of seconds"),
         ("admin_token_file = 'token'", "", "says nothing without admin"),
         ("[admin_tls]\ncertificate = 'c'", "", "says nothing without admin"),
-        # What stands in the wrong table.
+        # Settings in the wrong table.
         ("", "workers = 2", "belongs above the first [[cluster]]"),
         ("", "max_connections = 2", "belongs above the first [[cluster]] or in [cluster.limits]"),
         ("", "idle_timeout_s = 2", "belongs in [cluster.limits]"),
@@ -271,11 +271,11 @@ def test_a_file_without_clusters_is_shown_where_its_settings_belong_and_nothing_
             "belongs in [cluster.login] or in [[cluster.login.by_principal]]",
         ),
         ("", "[cluster.authentication]\nmechanism = ['PLAIN']", "did you mean mechanisms?"),
-        # Tables that are none, or are lists.
+        # Values in place of tables, and tables in place of lists or the reverse.
         ("", "tls = 'on'", "write it as [cluster.tls]"),
         ("", "[[cluster.limits]]", "write it as [cluster.limits]"),
         ("", "[cluster.policy]\naction = 'deny'", "write it as [[cluster.policy]], one for each"),
-        ("", "[[cluster.brokers]]\nid = 1\nport = 9100", "did you mean ids?"),  # and not: ids is missing
+        ("", "[[cluster.brokers]]\nid = 1\nport = 9100", "did you mean ids?"),  # not: ids is missing
         ("", "[cluster.login]\nmechanism = 'OAUTHBEARER'\ntoken_command = 'x'", "it should be a list: put it into [ ]"),
         ("", "read_only = 'yep'", "'yep' is neither true nor false"),
         ("", "name = 5", "5 is no text: put it into quotes"),
@@ -284,20 +284,20 @@ def test_a_file_without_clusters_is_shown_where_its_settings_belong_and_nothing_
         ("", "[[cluster.policy]]\naction = 'deny'\nprincipal = 'alice'", "like 'User:alice'"),
     ],
 )
-def test_a_key_or_a_value_of_the_file_that_is_none_is_answered_with_what_was_meant(tmp_path, above, below, said):
+def test_an_invalid_key_or_value_is_reported_with_a_suggestion(tmp_path, above, below, said):
     file = written(tmp_path, f'{above}\n[[cluster]]\nlisten = "h:9092"\nbootstrap = ["b:9092"]\n{below}')
     with pytest.raises(ConfigError) as caught:
         load(file)
     assert [said in text for _, text in caught.value.faults] == [True], caught.value.faults
 
 
-def test_a_table_of_clusters_with_another_name_is_one_fault(tmp_path):
+def test_a_misnamed_table_of_clusters_is_one_fault(tmp_path):
     with pytest.raises(ConfigError) as caught:
         load(written(tmp_path, '[[clusters]]\nlisten = "h:9092"\nbootstrap = ["b:9092"]'))
     assert [text for _, text in caught.value.faults] == ["no such setting; did you mean [[cluster]]?"]
 
 
-def test_the_variable_of_ctl_needs_no_admin_port_and_a_mark_of_windows_is_passed_over(tmp_path):
+def test_the_token_variable_of_ctl_needs_no_admin_port_and_a_byte_order_mark_is_ignored(tmp_path):
     file = written(tmp_path, '\ufeff[[cluster]]\nlisten = "h:9092"\nbootstrap = ["b:9092"]')
     assert load(file, {"KPROXY_ADMIN_TOKEN_FILE": "token"}).admin is None
 
@@ -310,7 +310,7 @@ def test_mistyped_variables_are_faults_and_those_of_kubernetes_are_not():
     assert faults["KPROXY_BOOSTRAP"] == "no such setting; did you mean KPROXY_BOOTSTRAP?"
     assert "KPROXY_MAX_CONNECTIONS" in faults["KPROXY_X"]
     assert faults.keys() == {"KPROXY_BOOSTRAP", "KPROXY_X", "KPROXY_ADMIN_PORT"}
-    # What every container of a namespace gets where a Service is called kproxy, and one kproxy-admin.
+    # The variables of every container in a namespace with Services named kproxy and kproxy-admin.
     service = {}
     for name in ("KPROXY", "KPROXY_ADMIN"):
         service |= {
@@ -326,13 +326,13 @@ def test_mistyped_variables_are_faults_and_those_of_kubernetes_are_not():
     assert load(None, service, flags)
 
 
-def test_files_that_are_none(tmp_path):
+def test_missing_and_invalid_files_are_faults(tmp_path):
     assert faults(tmp_path / "absent.toml") == [str(tmp_path / "absent.toml")]
     assert faults(written(tmp_path, "listen = ")) == [str(tmp_path / "kproxy.toml")]
     assert faults(written(tmp_path, 'cluster = "default"')) == [f"{tmp_path / 'kproxy.toml'}: cluster"]
 
 
-def test_source_addresses_are_numeric_and_of_one_machine(tmp_path):
+def test_source_addresses_must_be_numeric_and_unicast(tmp_path):
     cluster = "[[cluster]]\nlisten = '127.0.0.1:9092'\nbootstrap = 'kafka:9092'\n"
     given = "upstream_source_addresses = ['10.0.0.5', '[2001:DB8::5]', '::ffff:10.0.0.6']\n"
     expected = ("10.0.0.5", "2001:db8::5", "10.0.0.6")
@@ -349,10 +349,10 @@ def test_source_addresses_are_numeric_and_of_one_machine(tmp_path):
             load(written(tmp_path, f"upstream_source_addresses = '{wrong}'\n{cluster}"))
 
 
-def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
+def test_the_shipped_file_contains_every_setting_with_its_default(tmp_path):
     file = Path(__file__).parents[3] / "deploy/kproxy.toml"
     config = load(file)
-    assert len(config.clusters) == 1  # it runs as it stands; further clusters are commented out, and right as well
+    assert len(config.clusters) == 1  # it runs unchanged; its commented-out clusters are valid too
     above, mark, below = file.read_text().partition("# Further clusters")
     whole = above + mark + re.sub(r"^# (?=\[|\w+ = )", "", below, flags=re.MULTILINE)
     document = tomllib.loads(whole)
@@ -367,8 +367,8 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     assert all(
         f"\n# {name} = " in file.read_text() for name in ("record_keep_h", "record_keep_bytes", "flight", "otlp")
     )
-    assert "\n# record = " in file.read_text()  # it fills a disk: nobody should copy it unawares
-    assert f"\n# max_connections = {DEFAULT_CONNECTIONS} " in file.read_text()  # less where open files are few
+    assert "\n# record = " in file.read_text()  # recording fills a disk: it must be enabled deliberately
+    assert f"\n# max_connections = {DEFAULT_CONNECTIONS} " in file.read_text()  # lower with few open files
     assert set().union(*document["cluster"]) == set(Cluster.model_fields)
     assert set().union(*document["cluster"][1]["brokers"]) == set(BrokerPorts.model_fields)
     assert set().union(*(rule for table in document["cluster"] for rule in table.get("policy", ()))) == set(
@@ -383,7 +383,7 @@ def test_the_file_that_is_shipped_has_every_setting_and_its_default(tmp_path):
     assert Routes(config.clusters[0], 9092).port_of(3) == Routes(plain, 9092).port_of(3)
 
 
-def test_every_setting_of_every_table_is_described_where_its_feature_is():
+def test_the_page_of_each_feature_describes_all_its_settings():
     root = Path(__file__).parents[3]
     shipped = (root / "deploy/kproxy.toml").read_text()
     pages = {Login: "sasl", ForPrincipal: "sasl", Authentication: "sasl", ClientTls: "tls", UpstreamTls: "tls"}
@@ -392,19 +392,19 @@ def test_every_setting_of_every_table_is_described_where_its_feature_is():
         assert [name for name in model.model_fields if not re.search(rf"\b{name}\b", text)] == [], model
 
 
-def test_every_page_is_in_the_table_of_the_readme():
+def test_the_readmes_table_links_every_page():
     root = Path(__file__).parents[3]
     table = (root / "README.md").read_text().partition("## How to")[2].partition("\n## ")[0]
     assert {f"docs/{page.name}" for page in (root / "docs").glob("*.md")} == set(re.findall(r"\((docs/\S+)\)", table))
 
 
-def test_node_ids_with_leading_zeros():
+def test_node_ids_can_be_advertised_with_leading_zeros():
     flags = {"listen": "h:9092", "bootstrap": "b:9092", "advertise": "kafka-{id:03}.h:9092"}
     (cluster,) = load(flags=flags).clusters
     assert Routes(cluster, 9092).advertised(7, "b") == Address("kafka-007.h", 9092)
 
 
-def test_addresses():
+def test_addresses_are_parsed_and_printed():
     assert parse_address("[::1]:1") == ("::1", 1)
     assert str(Address("::1", 1)) == "[::1]:1"
     for text in ("", "h", "h:", ":x", "::1:1", "h:0", "h:65536", "[h]:1:2", "a b:1", "h:1/x"):

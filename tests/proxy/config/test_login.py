@@ -1,4 +1,4 @@
-"""The settings of logins: what they need, and that no secret stands in the file or is repeated from it."""
+"""Settings of kproxy's logins at brokers: the file contains no secret, and no error repeats one."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def faults(tmp_path: Path, text: str) -> str:
     return str(fault.value)
 
 
-def test_logins_as_they_are_written(tmp_path: Path) -> None:
+def test_valid_logins_load(tmp_path: Path) -> None:
     file = tmp_path / "kproxy.toml"
     file.write_text(
         f"{HEAD}[cluster.login]\n{PLAIN}"
@@ -54,12 +54,14 @@ def test_logins_as_they_are_written(tmp_path: Path) -> None:
         (PLAIN + '[[cluster.login.by_principal]]\nprincipal = "User:a"\npassword = "hunter2"\n', "by_principal[0]"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_mend_and_without_secrets(tmp_path: Path, settings: str, said: str) -> None:
+def test_a_wrong_setting_is_reported_with_its_correction_but_no_secret(
+    tmp_path: Path, settings: str, said: str
+) -> None:
     message = faults(tmp_path, f"[cluster.login]\n{settings}")
     assert said in message and "login" in message
     assert "hunter2" not in message or "mechanism" in said
 
 
-def test_a_secret_in_the_place_of_a_table_is_not_repeated(tmp_path: Path) -> None:
+def test_a_secret_in_place_of_a_table_is_not_repeated(tmp_path: Path) -> None:
     message = faults(tmp_path, 'login = "alice:hunter2"\n')
     assert "login" in message and "hunter2" not in message

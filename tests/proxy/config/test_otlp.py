@@ -1,4 +1,4 @@
-"""Settings of `[otlp]`, or a URL alone."""
+"""Settings of `[otlp]`, also as a URL alone."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ CLUSTER = {"listen": "127.0.0.1:9092", "bootstrap": "kafka-1:9092"}
         ("http://collector:4317/v1/metrics", "http://collector:4317/v1/metrics"),
     ],
 )
-def test_a_url_alone_stands_for_the_table(url: str, endpoint: str) -> None:
+def test_a_url_replaces_the_table(url: str, endpoint: str) -> None:
     for settings in (load(flags={**CLUSTER, "otlp": url}), load(environment={"KPROXY_OTLP": url}, flags=CLUSTER)):
         assert settings.otlp == Otlp(endpoint=endpoint) and settings.otlp.interval_s == 60
 
@@ -31,7 +31,7 @@ def test_a_url_alone_stands_for_the_table(url: str, endpoint: str) -> None:
     "url",
     ["collector:4318", "ftp://collector", "http://", "http://collector:99999", "http://collector:0", "http://a b", "7"],
 )
-def test_what_is_no_url_is_told(url: str) -> None:
+def test_an_invalid_url_is_reported(url: str) -> None:
     with pytest.raises(ConfigError, match="write it like http://collector:4318"):
         load(flags={**CLUSTER, "otlp": url})
 
@@ -52,12 +52,12 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(url: str, tmp_path: Path)
     [
         ("http://collector:4317", None, True),
         ("http://collector:4318", None, False),
-        ("http://collector:4317/v1/metrics", None, False),  # a path is of HTTP
+        ("http://collector:4317/v1/metrics", None, False),  # a path implies HTTP
         ("https://collector", "grpc", True),
         ("http://collector:4317", "http/protobuf", False),
     ],
 )
-def test_the_port_says_which_protocol_it_is_unless_it_is_named(url: str, protocol: str | None, is_grpc: bool) -> None:
+def test_the_port_selects_the_protocol_unless_it_is_set(url: str, protocol: str | None, is_grpc: bool) -> None:
     assert Otlp.model_validate({"endpoint": url, "protocol": protocol}).is_grpc == is_grpc
 
 

@@ -1,4 +1,4 @@
-"""The examples of docs/policy.md load, and its tables are those of the code."""
+"""The examples of docs/policy.md load, and its tables agree with the code."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def test_an_example_loads(example, tmp_path):
     assert not Policy(cluster).is_empty
 
 
-def test_the_example_of_two_applications_does_what_it_says(tmp_path):
+def test_the_example_of_two_applications_allows_what_its_comments_describe(tmp_path):
     file = tmp_path / "kproxy.toml"
     file.write_text(EXAMPLES[1])
     (cluster,) = load(file).clusters
@@ -50,7 +50,7 @@ def test_the_example_of_two_applications_does_what_it_says(tmp_path):
     )
 
 
-def test_the_page_has_every_group_every_list_and_every_setting():
+def test_the_page_lists_every_group_every_list_and_every_setting():
     rows = dict(re.findall(r"^\| `(\w+)` \| ([A-Z]\w+(?:, \w+)*) \|$", PAGE, re.MULTILINE))
     assert {group: tuple(names.split(", ")) for group, names in rows.items()} == {
         group: names for group, names in GROUPS.items() if group != "always"
@@ -71,7 +71,7 @@ def test_check_explains_a_request_as_the_page_shows(tmp_path, monkeypatch):
     assert done.exit_code == 0
 
 
-def test_apis_of_a_rule():
+def test_names_numbers_and_groups_select_the_apis_of_a_rule():
     assert api_keys("*") is None
     assert api_keys("Produce") == {0} and api_keys("9999") == {9999} == api_keys("unknown_9999")
     assert api_keys("read") == frozenset().union(*map(api_keys, GROUPS["read"]))
@@ -79,8 +79,8 @@ def test_apis_of_a_rule():
         api_keys("deletetopic")
 
 
-def test_an_ipv4_address_is_one_however_it_is_written() -> None:
-    """Those of clients are compared in their one form: a rule that denies another would deny nobody."""
+def test_a_mapped_ipv4_address_is_normalised() -> None:
+    """Addresses of clients are compared in their IPv4 form: a rule with the mapped form would match nobody."""
     written = ("::ffff:10.1.2.3", "::ffff:10.0.0.0/104", "::ffff:0:0/96", "10.0.0.0/8", "::/0", "fe80::/10")
     assert [str(network(each)) for each in written] == [
         *("10.1.2.3/32", "10.0.0.0/8", "0.0.0.0/0", "10.0.0.0/8", "::/0", "fe80::/10")
@@ -88,27 +88,27 @@ def test_an_ipv4_address_is_one_however_it_is_written() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["alice", "user:alice", "USER:*", "Users:alice", "Group:alice", "u*", "\\*", "?"])
-def test_a_principal_that_nobody_can_be_is_no_rule(pattern: str) -> None:
-    """A rule that denies it would deny nobody."""
+def test_a_principal_pattern_that_matches_nobody_is_refused(pattern: str) -> None:
+    """A rule to deny it would deny nobody."""
     with pytest.raises(ValueError, match="matches nobody: principals begin with their type, like 'User:"):
         Rule(action="deny", principal=pattern)
 
 
 @pytest.mark.parametrize("pattern", ["User:alice", "User:*", "U*", "*", "*alice", "?ser:a", "\\User\\:a", "Us*r:a?"])
-def test_a_principal_that_somebody_can_be_is_one(pattern: str) -> None:
+def test_a_principal_pattern_that_can_match_is_accepted(pattern: str) -> None:
     assert Rule(action="deny", principal=pattern).principal == (pattern,)
 
 
 @pytest.mark.parametrize("pattern", ["secret-*, private-*", "a|b", "^secret", "[a-z]*", "", "a b", "\\*", "secret/*"])
-def test_a_pattern_that_no_topic_can_match_is_no_rule(pattern: str) -> None:
-    """A rule that denies it would deny nothing."""
+def test_a_pattern_that_matches_no_topic_is_refused(pattern: str) -> None:
+    """A rule to deny it would deny nothing."""
     with pytest.raises(ValueError, match="matches no topic: names have letters"):
         Rule(action="deny", topic=["orders", pattern])
     assert Rule(action="deny", topic=["secret-*", r"a\.b?_C"], group=pattern).topic == ("secret-*", r"a\.b?_C")
 
 
-def test_check_answers_only_for_what_a_request_could_be(tmp_path):
-    """An exit status of 0 would be taken for "allowed"."""
+def test_check_refuses_options_without_a_request_and_impossible_values(tmp_path):
+    """An exit status of 0 would mean "allowed"."""
     file = tmp_path / "kproxy.toml"
     file.write_text(EXAMPLES[2])
 

@@ -20,7 +20,7 @@ def loaded(folder: Path, *lines: str, above: str = "") -> Telemetry | None:
     return load(file).clusters[0].telemetry
 
 
-def test_the_table_alone_asks_for_all_metrics_each_minute(tmp_path: Path) -> None:
+def test_an_empty_table_subscribes_to_all_metrics_each_minute(tmp_path: Path) -> None:
     found = loaded(tmp_path)
     assert found == Telemetry() and found.metrics == ("*",) and found.push_interval_s == 60
     assert load(flags={"listen": "127.0.0.1:9092", "bootstrap": "kafka-1:9092"}).clusters[0].telemetry is None
@@ -37,20 +37,20 @@ def test_the_table_alone_asks_for_all_metrics_each_minute(tmp_path: Path) -> Non
         ('answer = "never"', "answer"),
     ],
 )
-def test_what_cannot_be_is_told_with_its_place(tmp_path: Path, line: str, said: str) -> None:
+def test_a_wrong_setting_is_reported_with_its_place(tmp_path: Path, line: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         loaded(tmp_path, line)
     assert "telemetry" in str(refused.value) and said in str(refused.value)
 
 
-def test_a_transparent_listener_cannot_take_pushes(tmp_path: Path) -> None:
+def test_a_transparent_listener_cannot_receive_pushes(tmp_path: Path) -> None:
     file = tmp_path / "kproxy.toml"
     file.write_text(FILE.replace("broker_port_base = 20000", 'route = "transparent"') + "[cluster.telemetry]\n")
     with pytest.raises(ConfigError, match="telemetry: route transparent changes no answer"):
         load(file)
 
 
-def test_what_is_to_be_installed_is_told_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_reported_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "kproxy.toml"
     file.write_text(f'[otlp]\nendpoint = "http://localhost:4318"\n{FILE}[cluster.telemetry]\n')
     for module in [name for name in sys.modules if name.startswith(("opentelemetry", "kproxy.proxy.process.otlp."))]:

@@ -1,4 +1,4 @@
-"""`[[zookeeper]]`: what a value must look like, and what is wrong between settings."""
+"""Settings of `[[zookeeper]]`: valid values, and conflicts with other settings."""
 
 from pathlib import Path
 
@@ -21,14 +21,14 @@ def listener(listen="127.0.0.1:2181", servers='["zk:2181"]', name="old"):
     return f'[[zookeeper]]\nname = "{name}"\nlisten = "{listen}"\nservers = {servers}\n'
 
 
-def test_the_example_of_the_page_is_right(tmp_path):
+def test_the_example_of_the_page_loads(tmp_path):
     file = tmp_path / "kproxy.toml"
     file.write_text(PAGE.read_text().split("```toml\n")[1].split("```")[0])
     (found,) = load(str(file), {}).zookeeper
     assert (found.name, str(found.listen), len(found.servers)) == ("old", "0.0.0.0:2181", 3)
 
 
-def test_several_listeners_and_none(tmp_path):
+def test_a_file_may_have_several_listeners_or_none(tmp_path):
     assert loaded(tmp_path, "").zookeeper == ()
     both = loaded(tmp_path, listener() + listener("127.0.0.1:2182", '"a:1, b:2"', "new")).zookeeper
     assert [len(each.servers) for each in both] == [1, 2]
@@ -47,13 +47,13 @@ def test_several_listeners_and_none(tmp_path):
         (listener().replace("servers", "server"), "", "servers"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(tmp_path, text, process, words):
+def test_a_wrong_setting_is_reported_with_its_place(tmp_path, text, process, words):
     with pytest.raises(ConfigError, match="zookeeper") as caught:
         loaded(tmp_path, text, process)
     assert words in str(caught.value)
 
 
-def test_it_stands_beside_a_cluster(tmp_path):
+def test_a_zookeeper_listener_needs_a_cluster(tmp_path):
     file = tmp_path / "kproxy.toml"
     file.write_text(listener())
     with pytest.raises(ConfigError) as found:
@@ -63,7 +63,7 @@ def test_it_stands_beside_a_cluster(tmp_path):
     assert load(str(file), {}, {"listen": "127.0.0.1:9092", "bootstrap": "kafka:9092"}).clusters
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError) as found:
         load(str(tmp_path / "none.toml"), {})
     assert [*found.value.faults] == [(str(tmp_path / "none.toml"), "cannot be read: No such file or directory")]

@@ -1,4 +1,4 @@
-"""The steps of a connection to a broker: in order, bounded in time, and nothing left behind by one that fails."""
+"""The steps of a connection to a broker run in order and within a time limit; a failed step leaks nothing."""
 
 import asyncio
 import gc
@@ -17,7 +17,7 @@ from tests.proxy.live import HOST, live
 
 
 async def opened(*steps, timeout_s=5.0):
-    """The outcome of these steps at a listening port, and how many connections of its own the guard still knows."""
+    """The outcome of these steps with a listening port, and the number of own connections that the guard still has."""
     guard = LoopGuard(lambda *_: False)
     connector = BrokerConnector(Dialler(Resolver(), guard, timeout_s), steps)
     with socket.create_server((HOST, 0)) as broker:
@@ -52,7 +52,7 @@ def test_steps_run_in_order_and_may_replace_the_socket():
 
 
 @pytest.mark.parametrize("refusal", ["refused", "gone", "hangs"])
-def test_a_step_that_fails_leaves_nothing_behind(refusal):
+def test_a_failed_step_leaks_nothing(refusal):
     async def test():
         ends = []
 
@@ -70,6 +70,6 @@ def test_a_step_that_fails_leaves_nothing_behind(refusal):
         assert fault.cause == {"refused": "login", "gone": "other", "hangs": "timeout"}[refusal]
         assert ends[0].fileno() == -1
         assert left == 0
-        gc.collect()  # a socket that nobody closed would be a warning, which fails the test
+        gc.collect()  # an unclosed socket would cause a warning, which fails the test
 
     live(test())

@@ -1,4 +1,4 @@
-"""Dialling brokers whose names have several addresses; what kproxy asks them is in test_cluster.py."""
+"""Dialling brokers whose names have several addresses. kproxy's own requests to them: test_cluster.py."""
 
 import asyncio
 import re
@@ -22,7 +22,7 @@ from tests.proxy.live import HOST, live
 
 @contextmanager
 def silent() -> Iterator[int]:
-    """A port that takes no more connections and refuses none, as behind a firewall."""
+    """A port that neither accepts nor refuses connections, as behind a firewall."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.create_server((HOST, 0), backlog=0))
         for _ in range(4):
@@ -46,7 +46,7 @@ async def dialled(ports: Sequence[int], timeout_s: float) -> int:
         return port
 
 
-def test_an_address_that_does_not_answer_leaves_time_for_the_next():
+def test_a_silent_address_leaves_time_for_the_next():
     async def test():
         with silent() as nowhere, socket.create_server((HOST, 0)) as listener:
             broker = listener.getsockname()[1]
@@ -62,7 +62,7 @@ class Resolverless(uvloop.Loop):
 
 
 def test_an_address_does_not_wait_for_the_resolver():
-    """One name that hangs would hold up all clusters: the loop has four threads for names."""
+    """A hung lookup would delay all clusters: the loop has four threads for lookups."""
 
     async def test():
         for host in (HOST, "::1"):
@@ -76,7 +76,7 @@ def test_an_address_does_not_wait_for_the_resolver():
         runner.run(test())
 
 
-def test_why_no_address_was_any_good():
+def test_the_error_gives_the_cause_of_the_last_address():
     async def test():
         with silent() as nowhere, socket.socket() as closed:
             closed.bind((HOST, 0))
@@ -99,8 +99,8 @@ def test_why_no_address_was_any_good():
     live(test())
 
 
-def test_a_name_that_does_not_exist_is_named():
-    """As the name servers answer; which ones the machine has, and how fast they are, is left out."""
+def test_the_error_contains_a_name_that_does_not_exist():
+    """With a fake answer of a name server, independent of the name servers of this machine."""
 
     class Nameless(uvloop.Loop):
         async def getaddrinfo(self, *_: object, **__: object) -> list[object]:  # type: ignore[override]
@@ -114,8 +114,8 @@ def test_a_name_that_does_not_exist_is_named():
         runner.run(test())
 
 
-def test_kproxys_own_question_says_why_its_dial_failed():
-    """Not only that no answer came within the same time: a name server that hangs is not the broker's fault."""
+def test_the_error_of_kproxys_own_request_has_the_cause_of_the_failed_dial():
+    """Not only a timeout: a silent name server is not the broker's fault."""
 
     class Hanging(Resolver):
         async def addresses(self, of):

@@ -1,4 +1,4 @@
-"""Each way in which the kernel or the resolver fails a dial has its cause and its remedy; source addresses."""
+"""Each error of the kernel or the resolver in a dial has a cause and a remedy; source addresses."""
 
 import asyncio
 import ctypes
@@ -30,8 +30,8 @@ CLONE_NEWNET = 0x40000000  # linux/sched.h
 needs_namespaces = pytest.mark.skipif(namespaces.why_not() is not None, reason=str(namespaces.why_not()))
 
 
-def in_a_network_of_its_own(test: Callable[[], Coroutine[Any, Any, None]], *commands: str) -> None:
-    """Run commands, then a test, on a thread whose network is the loopback interface alone, with more addresses."""
+def in_own_network_namespace(test: Callable[[], Coroutine[Any, Any, None]], *commands: str) -> None:
+    """Run commands, then a test, on a thread in a network namespace: a loopback interface with more addresses."""
     faults: list[BaseException] = []
 
     def run() -> None:
@@ -56,7 +56,7 @@ def in_a_network_of_its_own(test: Callable[[], Coroutine[Any, Any, None]], *comm
 
 
 def wait_until_reachable(source: str, host: str) -> None:
-    """The kernel adds routes of new IPv6 addresses by a work queue: a SYN before that gets ENETUNREACH."""
+    """Wait until the kernel's work queue has added the route of a new IPv6 address: earlier SYNs get ENETUNREACH."""
     end_s = time.monotonic() + 60
     while True:
         try:
@@ -88,7 +88,7 @@ def listener(stack: ExitStack, host: str) -> Address:
 
 
 @needs_namespaces
-def test_the_kernel_says_why_and_kproxy_what_to_do() -> None:
+def test_a_failed_dial_is_reported_with_the_kernels_cause_and_a_remedy() -> None:
     async def test() -> None:
         for host, cause, said in (
             ("10.8.0.1", "not_permitted", "nft list ruleset"),
@@ -101,16 +101,16 @@ def test_the_kernel_says_why_and_kproxy_what_to_do() -> None:
             got, text = await failed(dialler(), host)
             assert (got, said in text) == (cause, True), text
         got, text = await failed(dialler(), "::1")
-        assert got == "unreachable", text  # "Cannot assign requested address", though there are ports
+        assert got == "unreachable", text  # "Cannot assign requested address", although ports are free
 
     routes = ("prohibit 10.8.0.1", "unreachable 10.8.0.2", "blackhole 10.8.0.3")
     no_ipv6 = "sysctl -q -w net.ipv6.conf.lo.disable_ipv6=1"
-    in_a_network_of_its_own(test, *(f"ip route add {route}" for route in routes), no_ipv6)
+    in_own_network_namespace(test, *(f"ip route add {route}" for route in routes), no_ipv6)
 
 
 @needs_namespaces
 @pytest.mark.parametrize(("host", "sources"), [("10.9.0.1", ("10.9.0.1", "10.9.0.2")), ("fd00::1", ("::1", "fd00::1"))])
-def test_without_a_local_port_further_source_addresses_help(host: str, sources: tuple[str, str]) -> None:
+def test_further_source_addresses_provide_local_ports(host: str, sources: tuple[str, str]) -> None:
     async def test() -> None:
         with ExitStack() as stack:
             listening = stack.enter_context(
@@ -128,11 +128,11 @@ def test_without_a_local_port_further_source_addresses_help(host: str, sources: 
             with await both.dial(broker) as sock:
                 assert sock.getsockname()[0] == sources[1]
 
-    in_a_network_of_its_own(test, "sysctl -q -w net.ipv4.ip_local_port_range='40000 40001'")
+    in_own_network_namespace(test, "sysctl -q -w net.ipv4.ip_local_port_range='40000 40001'")
 
 
 @needs_namespaces
-def test_connections_come_from_the_source_addresses_of_the_family_of_their_broker() -> None:
+def test_connections_use_source_addresses_of_their_brokers_family() -> None:
     async def test() -> None:
         with ExitStack() as stack:
             four, six = listener(stack, HOST), listener(stack, "::1")
@@ -148,10 +148,10 @@ def test_connections_come_from_the_source_addresses_of_the_family_of_their_broke
             with await dialler("10.9.0.9").dial(six):
                 pass
 
-    in_a_network_of_its_own(test)
+    in_own_network_namespace(test)
 
 
-def test_each_number_of_the_kernel_has_a_cause_and_a_remedy() -> None:
+def test_each_errno_has_a_cause_and_a_remedy() -> None:
     for number, cause, said in (
         (errno.EMFILE, "no_descriptor", "ulimit -n"),
         (errno.ENFILE, "no_descriptor", "fs.file-max"),
@@ -171,7 +171,7 @@ def test_each_number_of_the_kernel_has_a_cause_and_a_remedy() -> None:
     assert of_connect(OSError("no number")).cause == "other"
 
 
-def test_a_name_that_is_unknown_is_told_from_a_resolver_that_does_not_answer() -> None:
+def test_an_unknown_name_is_distinguished_from_a_silent_resolver() -> None:
     class Failing(Resolver):
         def __init__(self, fault: OSError | None) -> None:
             super().__init__()

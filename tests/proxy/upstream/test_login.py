@@ -1,4 +1,4 @@
-"""The step of the way to a broker that logs in: what a broker's answer may cost before it is read."""
+"""The login step of a connection to a broker limits the size of the broker's responses."""
 
 import asyncio
 import socket
@@ -16,8 +16,8 @@ from kproxy.proxy.upstream.login import MAX_ANSWER, BrokerLogin
 
 
 @pytest.mark.parametrize("size", [MAX_ANSWER + 1, 2**31 - 1, -1])
-def test_an_answer_that_no_login_has_is_not_waited_for(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of 480 KB with 80,000 APIs stopped the loop of all clients for 0.2 s."""
+def test_a_response_too_large_for_a_login_is_refused_by_its_size(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A response of 480 KB with 80,000 APIs blocked the loop for 0.2 s."""
     monkeypatch.setenv("PASSWORD", "secret")
     counted: list[tuple[str, str]] = []
     settings = Login(mechanism="PLAIN", username="kproxy", password_env="PASSWORD")

@@ -1,4 +1,4 @@
-"""Connections that would lead kproxy to itself are refused, however the way is spelt or hidden."""
+"""Connections from kproxy to itself are refused, whatever the notation of the address or the proxies between."""
 
 import asyncio
 import socket
@@ -24,9 +24,9 @@ def counted(server: Server) -> int:
 
 
 @pytest.mark.parametrize("host", SPELLINGS)
-def test_one_connection_stays_one_however_the_address_is_spelt(host, caplog):
+def test_a_broker_address_that_is_kproxys_own_causes_no_loop_in_any_notation(host, caplog):
     async def test():
-        # `advertise` hides from the pure map that the address is ours.
+        # With `advertise`, the address mapping cannot recognise the address as kproxy's own.
         async with kproxy(advertise="kproxy.example:{port}", max_connections=50, wait=False) as here:
             port = here.port + 1
             await here.broker.answer_kproxy([{"nodeId": 0, "host": host, "port": port}])
@@ -35,7 +35,7 @@ def test_one_connection_stays_one_however_the_address_is_spelt(host, caplog):
                 assert await (await Wire.dial(port)).rest() == b""
             assert here.relays == 0
             assert counted(here.server) == 3
-            for _ in range(45):  # nearly all that there are: none was taken by the loop
+            for _ in range(45):  # nearly max_connections: the loop used up none
                 await here.connect()
 
     live(test())
@@ -66,7 +66,7 @@ def test_a_listener_knows_its_own_addresses():
     live(test())
 
 
-def test_own_connections_are_known_by_their_ends():
+def test_kproxys_own_connections_are_recognised_by_their_addresses():
     guard = loops.LoopGuard(lambda *_: False)
     with socket.create_server((HOST, 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
         upstream = Address(*listener.getsockname())
@@ -80,14 +80,14 @@ def test_own_connections_are_known_by_their_ends():
         with accepted:
             assert guard.is_own(Address(*peer), own) == upstream
             assert guard.is_own(Address(f"::ffff:{peer[0]}", peer[1]), own) == upstream
-            with socket.create_server((HOST, 0)) as elsewhere:  # a client may have our port, to another destination
+            with socket.create_server((HOST, 0)) as elsewhere:  # a client may have the same port, elsewhere
                 assert guard.is_own(Address(*peer), lambda: Address(*elsewhere.getsockname())) is None
             guard.closed(guard.own_end(sock))
             assert guard.is_own(Address(*peer), own) is None
 
 
-def test_a_connection_that_comes_out_at_our_own_listener_is_a_loop_whatever_its_address_said():
-    """As where the kernel translates addresses: only the connection shows where it leads."""
+def test_a_connection_to_kproxys_own_listener_is_a_loop_whatever_address_was_dialled():
+    """With address translation by the kernel, only the connected socket shows its destination."""
     with socket.create_server((HOST, 0)) as listener, socket.create_connection(listener.getsockname()) as sock:
         guard = loops.LoopGuard(lambda *address: address == listener.getsockname())
         elsewhere = Address("192.0.2.1", 9092)
@@ -98,7 +98,7 @@ def test_a_connection_that_comes_out_at_our_own_listener_is_a_loop_whatever_its_
         assert caught.value.cause == "loop"
 
 
-def test_only_the_own_questions_prove_a_loop_and_an_answer_clears_it():
+def test_only_kproxys_own_request_proves_a_loop_and_a_response_clears_it():
     guard, other = loops.LoopGuard(lambda *_: False), loops.LoopGuard(lambda *_: False)
     upstream = Address("192.0.2.1", 9092)
     question = request(18, 0, 1) + guard.asks(upstream).encode()
@@ -115,7 +115,7 @@ def test_only_the_own_questions_prove_a_loop_and_an_answer_clears_it():
 
 
 class Relaying:
-    """A plain TCP proxy: what a load balancer, or port mapping, between kproxy and itself looks like."""
+    """A plain TCP proxy, like a load balancer or a port mapping between kproxy and itself."""
 
     def __init__(self, port: int) -> None:
         self.target: int | None = None
@@ -146,7 +146,7 @@ class Relaying:
         self._server.close()
 
 
-def test_a_bootstrap_that_leads_back_through_something_else_is_found(caplog):
+def test_a_bootstrap_that_leads_back_through_a_proxy_is_found(caplog):
     async def test():
         port = free_ports(8)
         between = Relaying(port + 7)
@@ -159,12 +159,12 @@ def test_a_bootstrap_that_leads_back_through_something_else_is_found(caplog):
         here = Live(server, Broker())
         await here.until(lambda: "leads back to this kproxy" in "".join(server.not_ready()))
         await here.until(lambda: here.relays == 0)
-        assert between.connections < 30  # not the 200 that there are
+        assert between.connections < 30  # not 200, the limit
         clients = [await Wire.dial(port) for _ in range(5)]
         assert [await client.rest() for client in clients] == [b""] * 5
         await here.until(lambda: here.relays == 0)
         assert counted(server) > 0
-        # Mended: the way leads to a broker now.
+        # Corrected: the proxy now leads to a broker.
         between.target = here.broker.port
         await here.broker.answer_kproxy()
         await here.until(lambda: not server.not_ready())
@@ -177,13 +177,13 @@ def test_a_bootstrap_that_leads_back_through_something_else_is_found(caplog):
     assert "kproxy's own question" in caplog.text
 
 
-def test_two_that_are_each_others_bootstrap_take_no_connections(monkeypatch):
+def test_two_kproxys_that_are_each_others_bootstrap_open_few_connections(monkeypatch):
     monkeypatch.setattr(discovery, "LAST_RETRY_S", 0.2)
     rounds: Counter[discovery.Discovery] = Counter()
     a_round = discovery.Discovery._round
 
     async def counted(its: discovery.Discovery) -> str:
-        rounds[its] += 1  # those before it have been reported
+        rounds[its] += 1  # the earlier rounds have been reported
         return await a_round(its)
 
     monkeypatch.setattr(discovery.Discovery, "_round", counted)
@@ -209,8 +209,8 @@ def test_two_that_are_each_others_bootstrap_take_no_connections(monkeypatch):
     live(test())
 
 
-def test_a_brokers_port_that_leads_back_through_something_else_is_found(monkeypatch, caplog):
-    """No question goes there by itself: the number of connections gives cause to ask."""
+def test_a_brokers_address_that_leads_back_through_a_proxy_is_found(monkeypatch, caplog):
+    """kproxy sends no requests of its own there, unless the number of connections is suspicious."""
     monkeypatch.setattr(connection_loops, "PROBED_AT", 8)
     monkeypatch.setattr(loops, "REFUSED_S", 1.0)
 
@@ -230,7 +230,7 @@ def test_a_brokers_port_that_leads_back_through_something_else_is_found(monkeypa
             assert between.connections < 200
             assert f"connections to {HOST}:{port + 7} lead back" in "".join(here.server.not_ready())
             await here.connect()
-            # Mended: it is tried again soon, whether anybody asks or not.
+            # Corrected: kproxy tries again soon, also without a client.
             between.target = here.broker.port
             await here.until(lambda: not here.server.not_ready())
             client = await Wire.dial(port + 1)

@@ -1,4 +1,4 @@
-"""Names that hang hold up nobody: neither other names nor the end."""
+"""A lookup that hangs delays neither other lookups nor the exit."""
 
 import asyncio
 import socket
@@ -13,7 +13,7 @@ from kproxy.proxy.upstream.resolver import Resolver
 from tests.proxy.live import HOST, live
 
 
-def test_a_name_that_hangs_holds_up_no_other_and_not_the_end(monkeypatch):
+def test_a_hung_lookup_delays_neither_other_names_nor_the_exit(monkeypatch):
     asked = []
     answer = threading.Event()
     whole = socket.getaddrinfo
@@ -40,7 +40,7 @@ def test_a_name_that_hangs_holds_up_no_other_and_not_the_end(monkeypatch):
         with pytest.raises(OSError, match="8 other names"):
             await resolver.addresses(Address("localhost", 9092))
         for task in hang[1:]:
-            task.cancel()  # who gives up takes the answer from nobody
+            task.cancel()  # a cancelled lookup does not take the answer from others
         answer.set()
         assert await hang[0] == [place]
         answer.clear()
@@ -48,12 +48,12 @@ def test_a_name_that_hangs_holds_up_no_other_and_not_the_end(monkeypatch):
         await asyncio.sleep(0)
 
     uvloop.run(test())
-    assert "resolver" in {thread.name for thread in threading.enumerate()}  # which still waits for its answer
+    assert "resolver" in {thread.name for thread in threading.enumerate()}  # it still waits for an answer
     answer.set()
 
 
 @pytest.mark.parametrize("host", ["h" * 300, "a..b", "zero\0zero", "no-such-host.invalid", "", "::1%nowhere"])
-def test_what_is_no_name_is_an_os_error(host):
+def test_an_invalid_or_unknown_name_raises_os_error(host):
     async def test():
         with pytest.raises(OSError):
             await Resolver().addresses(Address(host, 9092))
@@ -62,7 +62,7 @@ def test_what_is_no_name_is_an_os_error(host):
 
 
 @pytest.mark.parametrize("port", [-1, 0, 65536, 1 << 31])
-def test_what_is_no_port_is_an_os_error(port):
+def test_an_invalid_port_raises_os_error(port):
     async def test():
         for host in (HOST, "::1", "localhost"):
             with pytest.raises(OSError, match="is no port"):
