@@ -1,4 +1,4 @@
-"""Consumers that fall behind, as a capture: what clients and brokers say to each other, a second for each exchange."""
+"""A synthetic capture of consumers with lag: each exchange between clients and brokers takes a second."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,12 +30,12 @@ Body = dict[str, Any]
 
 
 class Traffic:
-    """Of one cluster; each client has a connection to each broker that it talks to."""
+    """Traffic of one cluster; each client has one connection to each broker that it uses."""
 
     def __init__(self) -> None:
         self._packets: list[tuple[int, bytes]] = []
         self._now_ns = START_NS
-        self._connections: dict[tuple[str, int], list[int]] = {}  # port, next bytes of client and broker, exchanges
+        self._connections: dict[tuple[str, int], list[int]] = {}  # port, next sequence numbers, exchanges
 
     def pcap(self) -> bytes:
         return pcap(self._packets)
@@ -74,7 +74,7 @@ class Traffic:
     def _send(self, packet: bytes) -> None:
         self._packets.append((self._now_ns, ethernet(packet)))
 
-    # --- what tells the end of a log -----------------------------------------------------------------------------
+    # --- requests whose responses contain the log end offset -----------------------------------------------------
 
     def produce(self, topic: str, base: int, count: int) -> None:
         batch = write_batch([Record(n, 1_700_000_000_000, None, b"x") for n in range(count)])
@@ -100,7 +100,7 @@ class Traffic:
         told = {"partitionIndex": 0, "errorCode": 0, "timestamp": -1, "offset": offset, "leaderEpoch": 0}
         self.say(LIST_OFFSETS, 5, asked, {"topics": [{"name": topic, "partitions": [told]}]})
 
-    # --- what groups have committed ------------------------------------------------------------------------------
+    # --- commits of groups ---------------------------------------------------------------------------------------
 
     def commit(
         self, group: str, topic: str, *offsets: int, refused: tuple[int, ...] = (), answered: bool = True
@@ -132,7 +132,7 @@ class Traffic:
         told = {"partitionIndex": 0, "committedOffset": offset, "errorCode": 0}
         self.say(OFFSET_FETCH, 5, asked, {"topics": [{"name": topic, "partitions": [told]}]}, **how)
 
-    # --- what removes both ---------------------------------------------------------------------------------------
+    # --- removal of commits and logs -----------------------------------------------------------------------------
 
     def delete_offset(self, group: str, topic: str, error: int = 0) -> None:
         asked = {"groupId": group, "topics": [{"name": topic, "partitions": [{"partitionIndex": 0}]}]}
@@ -146,7 +146,7 @@ class Traffic:
         self.say(DELETE_TOPICS, 3, {"topicNames": [topic]}, {"responses": [{"name": topic, "errorCode": error}]})
 
     def metadata(self, topic: str, identity: int, *, leader: int = 1, brokers: tuple[int, ...] = ()) -> None:
-        """brokers: their ids, at the addresses that clients connect to."""
+        """brokers: ids of brokers at the addresses to which clients connect."""
         replicas = list(brokers) or [leader]
         partition = {"partitionIndex": 0, "leaderId": leader, "replicaNodes": replicas, "isrNodes": replicas}
         told = {"name": topic, "topicId": UUID(int=identity), "partitions": [partition]}

@@ -1,4 +1,4 @@
-"""Rows of two captures side by side: each number is that of its own capture, and nothing is paired that differs."""
+"""Rows of two captures side by side: each figure is from its own capture, and only rows with equal keys are paired."""
 
 import pytest
 
@@ -14,14 +14,14 @@ from tests.captures import capture
 def both(tmp_path_factory):
     place = tmp_path_factory.mktemp("beside")
     convert([capture("k41_quota"), capture("k41_java_cluster"), capture("k111_java_cluster")], place / "ours")
-    convert([capture("k111_java_cluster"), capture("k41_java_cluster")], place / "theirs")  # two clusters in both
+    convert([capture("k111_java_cluster"), capture("k41_java_cluster")], place / "theirs")  # both have two clusters
     with Tables(place / "ours") as ours, Tables(place / "theirs") as theirs:
         yield ours, theirs
 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", COMPARED)
-def test_each_row_is_beside_the_one_of_the_same_keys(both, name):
+def test_each_row_is_paired_with_the_row_of_the_same_keys(both, name):
     compared = COMPARED[name]
     found = beside(name, *both)
     answers = [compared.ask(tables).arrow().to_pylist() for tables in both]
@@ -32,7 +32,7 @@ def test_each_row_is_beside_the_one_of_the_same_keys(both, name):
 
     for side, rows in enumerate(answers):
         by_key = {key(row): row for row in rows}
-        assert len(by_key) == len(rows), "keys that do not tell rows apart"
+        assert len(by_key) == len(rows), "the keys are not unique"
         for pair in found.pairs:
             assert pair[side] == by_key.get(key(pair[0] or pair[1]))
     wanted = [key(row) for rows in answers for row in rows[:SHOWN]]
@@ -41,7 +41,7 @@ def test_each_row_is_beside_the_one_of_the_same_keys(both, name):
         assert any(ours and theirs for ours, theirs in found.pairs)
 
 
-def test_clusters_are_told_apart_where_there_are_several(tmp_path):
+def test_several_clusters_are_distinguished(tmp_path):
     made = Made()
     for cluster in ("one", "two"):
         for number in range(3):
@@ -54,7 +54,7 @@ def test_clusters_are_told_apart_where_there_are_several(tmp_path):
 
 
 @pytest.mark.ring2
-def test_a_report_that_compares_has_each_table_that_is_paired(both):
+def test_a_comparing_report_has_every_paired_table(both):
     ours, theirs = both
     found = answered(ours, other={name: theirs[name] for name in TABLES})
     assert found is not None and list(found.beside) == list(COMPARED)

@@ -1,4 +1,4 @@
-"""Tables of captures that are asked about: made once, made again when they must be, gone when they are of no use."""
+"""Cached tables of captures: made once, made again if necessary, and deleted when no longer needed."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def made(monkeypatch):
-    """The details of all conversions."""
+    """The `detail` of each conversion."""
     calls = []
     convert = processes.convert
 
@@ -46,18 +46,18 @@ def folders(place):
     return sorted(path.name for path in (place.parent / cached.FOLDER).iterdir())
 
 
-def test_a_capture_is_converted_once_and_batches_only_where_they_are_asked_for(place, made, tmp_path):
+def test_a_capture_is_converted_once_and_with_batches_only_on_demand(place, made, tmp_path):
     first = asked("latency", place)
     assert asked("latency", place) == first and made == ["topics"]
     assert asked("batching", place) and made == ["topics", "batches"]
     shutil.rmtree(place.parent / cached.FOLDER / folders(place)[1])
-    assert asked("lag", place) == asked("lag", place) and made == ["topics", "batches"]  # those with batches do too
+    assert asked("lag", place) == asked("lag", place) and made == ["topics", "batches"]  # has all it needs
     processes.convert([place], tmp_path / "tables")
     assert asked("latency", tmp_path / "tables") == first
     assert asked("latency", place, "--cluster", "east", "--by", "cluster").splitlines()[1].startswith("east,")
 
 
-def test_another_state_of_the_capture_has_tables_of_its_own(place, made):
+def test_a_changed_capture_gets_new_tables(place, made):
     asked("latency", place)
     (before,) = folders(place)
     shutil.copy(capture("k41_quota"), place)
@@ -67,7 +67,7 @@ def test_another_state_of_the_capture_has_tables_of_its_own(place, made):
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone", "scribbled", "mark"])
-def test_what_is_damaged_is_made_again(place, made, harm):
+def test_damaged_tables_are_made_again(place, made, harm):
     first = asked("latency", place)
     (folder,) = (place.parent / cached.FOLDER).iterdir()
     file = folder / "exchanges" / "a.pcap.parquet"
@@ -75,7 +75,7 @@ def test_what_is_damaged_is_made_again(place, made, harm):
         os.truncate(file, 100)
     elif harm == "gone":
         file.unlink()
-    elif harm == "scribbled":  # and as long as it was
+    elif harm == "scribbled":  # with its former length
         file.write_bytes(b"\xff" * file.stat().st_size)
     else:
         (folder / "_complete.json").write_text("[]")
@@ -83,7 +83,7 @@ def test_what_is_damaged_is_made_again(place, made, harm):
     assert asked("latency", place) == first and len(made) == 2
 
 
-def test_where_the_folder_takes_nothing_the_temporary_one_does(place, made, tmp_path, monkeypatch):
+def test_tables_go_to_the_temporary_folder_if_the_captures_folder_is_not_writable(place, made, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
     (place.parent / cached.FOLDER).write_text("a file, so no folder")
@@ -96,7 +96,7 @@ def test_where_the_folder_takes_nothing_the_temporary_one_does(place, made, tmp_
         asked("latency", place)
 
 
-def test_what_cannot_be_converted_leaves_nothing(place, tmp_path):
+def test_a_failed_conversion_leaves_no_files(place, tmp_path):
     place.write_bytes(b"no capture" * 100)
     for name, said in ((place, "a.pcap"), (tmp_path / "b.pcap", "there is no such file")):
         with pytest.raises(KproxyError, match=said):
@@ -107,7 +107,7 @@ def test_what_cannot_be_converted_leaves_nothing(place, tmp_path):
         asked("latency", place, tmp_path / "tables")
 
 
-def test_standard_input_leaves_nothing(tmp_path, monkeypatch):
+def test_standard_input_leaves_no_files(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     settings = Settings()
     monkeypatch.setattr(cached, "_convert", lambda convert, folder, settings: folder.mkdir())
@@ -117,17 +117,17 @@ def test_standard_input_leaves_nothing(tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
-def test_captures_asked_together_and_one_of_them_alone_leave_each_other_their_tables(place, made):
+def test_tables_of_several_captures_and_of_one_of_them_are_cached_separately(place, made):
     other = shutil.copy(capture("k41_quota"), place.parent / "b.pcap")
     first = asked("compare", place, other, "--with", place)
     assert len(made) == 2 and len(folders(place)) == 2
     assert asked("compare", place, other, "--with", place) == first and len(made) == 2
     shutil.copy(capture("k41_gaps"), other)
     assert asked("latency", place, other) and len(made) == 3
-    assert len(folders(place)) == 2  # those of the two as they were are gone
+    assert len(folders(place)) == 2  # the former tables of the two are deleted
 
 
-def test_who_is_slower_leaves_the_tables_that_another_has_made_and_may_be_reading(place, monkeypatch):
+def test_a_slower_process_keeps_the_tables_that_another_process_made(place, monkeypatch):
     convert = cached._convert
     faster = []
 
@@ -148,7 +148,7 @@ def test_who_is_slower_leaves_the_tables_that_another_has_made_and_may_be_readin
         assert [each.name for each in found.parent.iterdir()] == [found.name]
 
 
-def test_who_may_not_read_the_capture_may_not_read_its_tables(place, tmp_path, monkeypatch):
+def test_tables_have_the_permissions_of_their_capture(place, tmp_path, monkeypatch):
     place.chmod(0o640)
     asked("latency", place)
     (folder,) = (place.parent / cached.FOLDER).iterdir()
@@ -160,13 +160,13 @@ def test_who_may_not_read_the_capture_may_not_read_its_tables(place, tmp_path, m
     asked("latency", place)
     (own,) = (tmp_path / "tmp").iterdir()
     assert own.stat().st_mode & 0o777 == 0o700
-    own.chmod(0o777)  # as somebody else would make it, who wants to choose what is read there
+    own.chmod(0o777)  # a folder that another user prepared, to supply other tables
     with pytest.raises(KproxyError, match="can be written neither beside it nor to"):
         asked("latency", place)
 
 
-def test_a_capture_of_another_group_is_not_for_ones_own(place, monkeypatch):
-    """New files are of the group of whoever asks, of which others may not read the capture."""
+def test_tables_of_another_groups_capture_are_not_readable_for_ones_own_group(place, monkeypatch):
+    """New files have the group of the user, whose other members may not read the capture."""
     place.chmod(0o640)
     group = 12_345 if os.getuid() == 0 else os.getgid()
     os.chown(place, -1, group)
@@ -185,7 +185,7 @@ def test_a_capture_of_another_group_is_not_for_ones_own(place, monkeypatch):
 
 
 @pytest.mark.ring2
-def test_what_a_killed_process_was_writing_goes(place, made):
+def test_partial_tables_of_a_killed_process_are_deleted(place, made):
     script = (
         "import os, sys\nfrom kproxy.analysis import cached\nfrom kproxy.convert.job import Settings\n"
         "def killed(folder, settings):\n    folder.mkdir()\n    os.kill(os.getpid(), 9)\n"

@@ -1,4 +1,4 @@
-"""What is wrong with a question is found without an engine; what is right is never refused."""
+"""Errors in a question are found without an engine; a valid question is never refused."""
 
 import pytest
 
@@ -25,18 +25,18 @@ EXCHANGES = checks.names_of("exchanges")
         (r"client_id = 'a\'b'", "(`client_id` = 'a''b')"),
     ],
 )
-def test_a_condition_in_the_words_of_both_engines(given, meant):
+def test_a_condition_is_translated_for_both_engines(given, meant):
     text = checks.condition(given, EXCHANGES, "exchanges")
     assert text.replace(EXCHANGES["client"], "coalesce(nullif(client_id, ''), client_address)") == meant
 
 
 @pytest.mark.parametrize("text", ["", "  ", "1)", "((1)", "1; 2", "1 -- 2", "1 /* 2", "1 -> b", "'", '"', "`", "{x}"])
-def test_what_is_no_single_condition_is_refused(text):
+def test_text_that_is_not_a_single_condition_is_refused(text):
     with pytest.raises(KproxyError, match="--where cannot be read near"):
         checks.condition(text, EXCHANGES, "exchanges")
 
 
-def test_what_is_wrong_is_named_with_what_is_there():
+def test_an_error_names_the_unknown_column_or_span_with_a_suggestion():
     for text in ("colour = 1", "api = 'x' and Colour > 3", "`client-id` = 'x'"):
         with pytest.raises(KproxyError, match=r"--where: exchanges has no column '.*': (did you mean|there are)"):
             checks.condition(text, EXCHANGES, "exchanges")
@@ -44,14 +44,14 @@ def test_what_is_wrong_is_named_with_what_is_there():
         checks.condition("api rlike 'F'", EXCHANGES, "exchanges")
     with pytest.raises(KproxyError, match="did you mean client"):
         checks.check_groups(["api", "clients"], "exchanges")
-    with pytest.raises(KproxyError, match="connections has no column 'client'"):  # it has no client_id
+    with pytest.raises(KproxyError, match="connections has no column 'client'"):  # the table has no client_id
         checks.check_groups(["client"], "connections")
     for wrong in ("a while", "5", "minute", "5 fortnights", "0 s", "-5m"):
         with pytest.raises(KproxyError, match="is no span of time"):
             checks.check_span(wrong)
 
 
-def test_what_is_right_is_not_refused():
+def test_the_examples_of_all_jobs_are_accepted():
     for name, job in JOBS.items():
         words = job.example.split("--where ")
         if len(words) > 1:
@@ -78,14 +78,14 @@ def test_what_is_right_is_not_refused():
         ("0.8.0", "0.8.0"),
     ],
 )
-def test_a_release_is_judged_as_the_last_of_its_line(asked, release):
+def test_a_minor_release_is_checked_as_its_last_patch_release(asked, release):
     known, served = parties.served_by(asked)
     assert known == release
     assert served[0][:2] == (0, 3 if release >= "4" else 0)  # Produce; KIP-896
 
 
 @pytest.mark.parametrize("asked", ["0.7", "0.8.3", "0.8.0.x", "4.5", "4.9.1", "3.7.", "3.7.x", "3.70", "", "latest"])
-def test_an_unknown_release_is_answered_with_all_that_are_known(asked):
+def test_the_error_of_an_unknown_release_lists_the_known_ones(asked):
     with pytest.raises(
         ValueError, match=r"is not known here; known are 0\.8\.0, 0\.8\.1, .*, 0\.11\.0, 1\.0, .*, 4\.4, "
     ):

@@ -1,4 +1,4 @@
-"""How latencies, batches, lag and retransmissions spread: counted again from the rows of a real capture."""
+"""Distributions of latencies, batches, lag and retransmissions agree with a count of the rows of a real capture."""
 
 from collections import Counter
 
@@ -27,7 +27,7 @@ def class_of(value, bounds):
     return low, next((bound for bound in (0, *bounds) if bound > low), None)
 
 
-def test_every_latency_is_in_its_class_and_step(tables):
+def test_every_latency_is_counted_in_its_class_and_time_step(tables):
     rows = tables["exchanges"].arrow().to_pylist()
     expected = Counter(
         (row["time"].replace(microsecond=0), row["api"], *class_of(row["latency_ns"], LATENCIES_NS))
@@ -44,7 +44,7 @@ def test_every_latency_is_in_its_class_and_step(tables):
 
 
 @pytest.mark.parametrize("value", [0, 9_999, 10_000, 19_999, 20_000, 10**11 - 1, 10**11, 10**15])
-def test_bounds_belong_to_the_class_above(tables, value):
+def test_a_bound_belongs_to_the_class_above_it(tables, value):
     one = tables.query(f"select *  replace (cast({value} as bigint) as latency_ns) from main.exchanges limit 1")
     (row,) = distributions.spread(one, by=["cluster"], replicas=True).arrow().to_pylist()
     assert (row["from_ns"], row["to_ns"]) == class_of(value, LATENCIES_NS)
@@ -60,10 +60,10 @@ def test_batches_are_counted_by_their_records(tables):
     answer = jobs.batch_sizes(tables["batches"], tables["exchanges"]).arrow().to_pylist()
     assert {(row["from_records"], row["to_records"], row["codec"]): row["batches"] for row in answer} == expected
     assert sum(row["records"] for row in answer) == sum(row["records"] for row in sent)
-    assert class_of(1, RECORDS) == (1, 2)  # batches of one record stand alone
+    assert class_of(1, RECORDS) == (1, 2)  # batches of one record have their own class
 
 
-def test_what_is_behind_is_what_lag_says_of_the_worst_partition(tables):
+def test_behind_agrees_with_lag_for_the_worst_partition(tables):
     each = jobs.lag(*(tables[name] for name in OF_LAG), every="5 seconds").arrow().to_pylist()
     answer = jobs.behind(*(tables[name] for name in OF_FETCHES), every="5 seconds").arrow().to_pylist()
     worst, together = {}, Counter()
@@ -77,8 +77,8 @@ def test_what_is_behind_is_what_lag_says_of_the_worst_partition(tables):
     assert max(worst.values()) > 0
 
 
-def test_what_is_behind_is_shared_out_by_broker_and_by_topic(tables):
-    """Both are the same partitions of the same clients: what a broker answered last counts for it."""
+def test_behind_by_broker_and_by_topic_adds_up(tables):
+    """Both groupings cover the same partitions of the same clients: a broker counts with its last response."""
 
     def answer(by):
         return jobs.behind(*(tables[name] for name in OF_FETCHES), by=by).arrow().to_pylist()
@@ -96,7 +96,7 @@ def test_what_is_behind_is_shared_out_by_broker_and_by_topic(tables):
     assert list(by_broker[0])[:4] == ["cluster", "broker", "client", "topic"]
 
 
-def test_segments_sent_again_are_those_of_the_exchanges(tables):
+def test_retransmissions_agree_with_the_exchanges(tables):
     rows = tables["exchanges"].arrow().to_pylist()
     answer = jobs.retransmissions(tables["exchanges"], by=["source"], replicas=True).arrow().to_pylist()
     for row in answer:

@@ -1,4 +1,4 @@
-"""DuckDB over a folder of tables: what it leaves behind."""
+"""DuckDB over a folder of tables: temporary files, and files that disappear meanwhile."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from tests.analysis.findings import made
 MANY = 3_000_000
 
 
-def test_what_does_not_fit_in_memory_goes_to_the_folder_for_temporary_files_and_away(tmp_path, monkeypatch):
+def test_rows_beyond_the_memory_limit_are_spilled_to_the_temporary_folder_and_deleted(tmp_path, monkeypatch):
     here, spilled = tmp_path / "here", tmp_path / "tmp"
     here.mkdir()
     spilled.mkdir()
@@ -33,7 +33,7 @@ def test_what_does_not_fit_in_memory_goes_to_the_folder_for_temporary_files_and_
     assert not any(spilled.iterdir()) and not any(here.iterdir())
 
 
-def test_rows_that_are_kept_for_several_questions_end_with_them(tmp_path):
+def test_kept_rows_are_dropped_at_the_end_of_their_block(tmp_path):
     with Tables(tmp_path) as tables:
         with kept(tables.query("select unnest(range(3)) as i")) as rows:
             assert list(rows.fetched()) == list(ask({"rows": rows}, answer="select i from rows").fetched())
@@ -63,25 +63,25 @@ def recording(tmp_path):
     return place, files
 
 
-def test_a_file_that_retention_removes_meanwhile_is_left_out(recording):
+def test_a_file_that_retention_removes_meanwhile_is_omitted(recording):
     place, files = recording
     with Tables(place) as tables:
         counted = tables["exchanges"].asked("select count(*) as n from exchanges")
         ((all_rows,),) = counted.fetched()
         files[0].unlink()
         ((rows,),) = counted.fetched()
-        assert rows == all_rows * 18 // 20  # without the one that is removed next
+        assert rows == all_rows * 18 // 20  # without the oldest remaining file, which is removed next
         files[10].unlink()
         assert counted.arrow()["n"].to_pylist() == [all_rows * 17 // 20]
         (place / "exchanges" / "capture.parquet").write_bytes(files[11].read_bytes())
     with Tables(place) as tables:
         counted = tables["exchanges"].asked("select count(*) as n from exchanges")
         (place / "exchanges" / "capture.parquet").unlink()
-        with pytest.raises(duckdb.IOException):  # no recorder's file: retention did not remove it
+        with pytest.raises(duckdb.IOException):  # not a file of a recorder, so not removed by retention
             counted.arrow()
 
 
-def test_a_recording_whose_files_are_removed_too_fast_is_refused_with_the_remedy(recording, monkeypatch):
+def test_a_recording_whose_files_disappear_too_fast_is_refused_with_a_remedy(recording, monkeypatch):
     place, files = recording
     define = duck._reading
 

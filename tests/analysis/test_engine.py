@@ -1,4 +1,4 @@
-"""The same question on both engines: the same answer, of every job, on every capture of the repository."""
+"""Every job gives the same answer on both engines, on every capture of the repository."""
 
 import math
 import os
@@ -25,9 +25,9 @@ from tests.analysis.findings import made
 from tests.captures import folder
 from tests.insight.truth import CAPTURE
 
-THREADS = 2  # that ask Spark: its driver plans one question while another runs
+THREADS = 2  # threads for Spark: its driver plans one question while another runs
 
-MORE = {  # options beside the defaults
+MORE = {  # options in addition to the defaults
     "latency": {"by": ["client", "version", "cluster"], "every": "2 seconds", "replicas": True},
     "slow": {"slower_than_ms": 1, "replicas": True, "every": "5 seconds"},
     "throttle": {"by": ["broker"], "every": "1 minute"},
@@ -54,12 +54,12 @@ MORE = {  # options beside the defaults
     "compare": {"by": ["api", "version"], "replicas": True, "every": "5 seconds", "where": "(api != 'Fetch')"},
     "quality": {"every": "1 minute"},
 }
-GROUPED = {"group-lag": {"by": ["group_id", "topic"]}, "behind": {"by": ["host"]}}  # and these
+GROUPED = {"group-lag": {"by": ["group_id", "topic"]}, "behind": {"by": ["host"]}}  # further options
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory):
-    """The tables of every capture that can be read by itself."""
+    """The tables of every capture that needs no other file."""
     place = tmp_path_factory.mktemp("all")
     files = [
         path
@@ -67,12 +67,12 @@ def dataset(tmp_path_factory):
         for path in sorted(folder(archive).iterdir())
         if path.name.partition(".")[2] in ("pcap", "pcapng", "pcap.gz")
     ]
-    moved = tmp_path_factory.mktemp("moved") / "moved.pcap"  # 18 seconds in which groups lose their coordinator
+    moved = tmp_path_factory.mktemp("moved") / "moved.pcap"  # 18 s during which groups lose their coordinator
     span = "-A", "2026-11-22 01:45:15", "-B", "2026-11-22 01:45:33"
     subprocess.run(["editcap", *span, CAPTURE, moved], env={**os.environ, "TZ": "UTC"}, check=True)
     summary = convert([*files, moved], place)
     assert len(summary.quality) > 30
-    one = tmp_path_factory.mktemp("one")  # a file for each table: to open 60 costs Spark more than to answer
+    one = tmp_path_factory.mktemp("one")  # one file per table: Spark takes longer to open 60 files than to answer
     for table in schema.TABLES:
         (one / table).mkdir()
         found = pa.concat_tables(pq.ParquetFile(path).read() for path in sorted((place / table).iterdir()))
@@ -82,9 +82,8 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_partition(spark):
-    """Each answer is one job of Spark's, and while the driver plans one another runs.
-
-    Without broadcasts: the driver would keep 1 MB and more for each of the hundreds of joins.
+    """Spark with one partition, so that an answer is one job, and without broadcasts: for each of the hundreds of joins
+    they would take 1 MB or more of the driver's memory.
     """
     settings = {"spark.sql.shuffle.partitions": "1", "spark.sql.autoBroadcastJoinThreshold": "-1"}
     before = {name: spark.conf.get(name) for name in settings}
@@ -97,7 +96,7 @@ def one_partition(spark):
 
 @pytest.fixture(scope="module")
 def sparks(request, one_partition, dataset):
-    """What Spark answers to the jobs that are to be tested here: all are asked at once, in threads, before DuckDB."""
+    """Spark's answers for the selected tests: all jobs are started at once, in threads, before DuckDB's."""
     chosen = [item for item in request.session.items if item.module is request.module and hasattr(item, "callspec")]
     jobs = [JOBS[item.callspec.params["name"]] for item in chosen]
     needed = {table for job in jobs for table in job.tables}
@@ -155,15 +154,15 @@ def test_an_overview_is_the_same_on_both(one_partition, dataset):
             for one, other in pairs:
                 many = (
                     name in ("brokers", "apis") and one[names.index("exchanges")] > ACCURACY // 2
-                )  # an error of half a row
-                for column, mine, there in zip(names, one, other, strict=True):  # beyond ACCURACY rows: about the same
+                )  # percentiles may be off by half a row
+                for column, mine, there in zip(names, one, other, strict=True):  # above ACCURACY rows: approximate
                     near = many and re.fullmatch(r"p\d+_ns", column) and math.isclose(mine, there, rel_tol=0.1)
                     assert near or alike(mine, there), (name, one, other)
 
 
-@pytest.mark.timeout(1200)  # Spark plans some sixty questions: minutes of one core, more beside others
+@pytest.mark.timeout(1200)  # Spark plans sixty questions: minutes of one core
 def test_findings_are_the_same_on_both(one_partition, dataset, tmp_path):
-    """Of all captures, and of made-up traffic that provokes what they do not."""
+    """Findings of all captures, and of synthetic traffic for the remaining kinds."""
     place = made.dataset(tmp_path / "tables")
     for table in OF_FINDINGS:
         (place / table).mkdir(exist_ok=True)
@@ -196,7 +195,7 @@ def test_pauses_and_absences_of_brokers_are_the_same_on_both(one_partition, tmp_
 
 
 def test_percentiles_of_many_rows_are_within_their_error(spark, tmp_path):
-    """Beyond 10,000 rows of a group Spark's are approximate: off by a ten thousandth of the rows at most."""
+    """Above 10,000 rows, Spark's percentiles are approximate: off by at most a ten thousandth of the rows."""
     text = (
         "select percentile_approx(x, 0.5, 10000) as p50, percentile_approx(x, 0.99, 10000) as p99, "
         "percentile_approx(x, 0.999, 10000) as p999 from (select cast(i * 7919 % 200003 as bigint) as x from numbers)"

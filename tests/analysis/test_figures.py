@@ -1,4 +1,4 @@
-"""What a report asks: steps of time, what is worth a line, and commands that give the same answers."""
+"""The figures of a report: time steps, the lines that are shown, and commands with the same answers."""
 
 import shlex
 from collections import Counter
@@ -26,12 +26,12 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(place):
-    """What a report of all of it asks, answered."""
+    """The answered questions of a report on the whole time."""
     with Tables(place) as tables:
         return figures.answered(tables)
 
 
-def test_steps_are_round_and_about_sixty():
+def test_time_steps_are_round_and_their_number_is_about_sixty():
     spans = [10**power * step for power in range(3, 14) for step in (1, 3, 7)]
     steps = [span_us(figures.step_of(0, span)) for span in spans]
     assert all(span / step <= figures.STEPS for span, step in zip(spans, steps, strict=True))
@@ -40,7 +40,7 @@ def test_steps_are_round_and_about_sixty():
     assert figures.step_of(0, 0) == "1 ms" and figures.step_of(0, 3_600_000_000) == "1 minutes"
 
 
-def test_every_exchange_of_a_client_is_at_once_or_waits(place):
+def test_every_exchange_of_a_client_is_either_immediate_or_a_long_poll(place):
     known = {"api": "api", "max_wait_ms": "max_wait_ms"}
     with Tables(place) as tables:
         tables["exchanges"]
@@ -50,12 +50,12 @@ def test_every_exchange_of_a_client_is_at_once_or_waits(place):
     assert row[0] == row[1] + row[2] and row[3] == 0 and row[2] > 0
 
 
-def test_what_has_plots_of_its_own(place, whole):
+def test_apis_with_many_exchanges_have_their_own_plots(place, whole):
     with Tables(place) as tables:
         by_api = jobs.latency(tables["exchanges"], by=["api"]).arrow().to_pylist()
     exchanges = {row["api"]: row["exchanges"] for row in whole["latency_at_once"].to_pylist()}
     waiting = {row["api"]: row["exchanges"] for row in whole["latency_waiting"].to_pylist()}
-    assert Counter(exchanges) + Counter(waiting) == {row["api"]: row["exchanges"] for row in by_api}  # none in both
+    assert Counter(exchanges) + Counter(waiting) == {row["api"]: row["exchanges"] for row in by_api}  # no API in both
     shown = set(whole["spread_at_once"]["api"].to_pylist())
     assert shown and len(shown) <= figures.APIS and all(exchanges[api] >= FEW for api in shown)
     assert set(whole["spread_waiting"]["api"].to_pylist()) <= {"Fetch", "JoinGroup", "SyncGroup"}
@@ -67,7 +67,7 @@ def test_what_has_plots_of_its_own(place, whole):
 
 
 @pytest.mark.ring2
-def test_moments_choose_rows_of_all(place, whole):
+def test_since_and_until_apply_to_all_questions(place, whole):
     with Tables(place) as tables:
         part = figures.answered(tables, until="+2s")
         assert figures.answered(tables, since="2031-01-01") is None
@@ -81,8 +81,8 @@ NAMES = ("plain", "it's", 'quo"te', "back\\slash", "a''b", "\\", "--", "{x}", "$
 
 
 @pytest.mark.ring2
-def test_names_in_commands_are_what_they_are(place, tmp_path):
-    """Of clients with quotes, backslashes and signs in their names: chosen, asked for, and answered each."""
+def test_names_in_commands_are_quoted_correctly(place, tmp_path):
+    """Clients with quotes, backslashes and other special characters in their names: each command selects its client."""
     for folder in place.iterdir():
         (tmp_path / folder.name).mkdir() if folder.is_dir() else (tmp_path / folder.name).write_bytes(
             folder.read_bytes()
@@ -108,6 +108,6 @@ def test_names_in_commands_are_what_they_are(place, tmp_path):
         assert again.answer(tables).arrow().equals(asked.rows)
 
 
-def test_a_table_that_lacks_says_so(tmp_path):
+def test_a_missing_table_is_an_error(tmp_path):
     with pytest.raises(KproxyError), Tables(tmp_path / "none") as tables:
         figures.answered(tables)

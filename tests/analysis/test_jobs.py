@@ -1,4 +1,4 @@
-"""The jobs on small tables whose answers were worked out by hand; rows say only what a job looks at."""
+"""The jobs on small tables with answers computed by hand; rows contain only the columns that a job reads."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -25,10 +25,10 @@ from kproxy.tables.schema import (
 )
 from kproxy.views import units
 
-REPLICA = re.compile("(broker-.*-fetcher|ReplicaFetcherThread)-")  # as brokers call their clients
+REPLICA = re.compile("(broker-.*-fetcher|ReplicaFetcherThread)-")  # client ids of brokers
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MS = 1_000_000
-ALL = ("latency", "slow", "throttle", "errors", "talkers", "clients", "connections")  # asked with brokers' own requests
+ALL = ("latency", "slow", "throttle", "errors", "talkers", "clients", "connections")  # with brokers' requests
 
 EXCHANGE = {
     "source": "a.pcap",
@@ -66,7 +66,7 @@ API_KEYS = {
 
 
 def exchange(number, at_s=0.0, **columns):
-    """`sending`, `latency` and `receiving` are milliseconds, the rest are columns."""
+    """`sending`, `latency` and `receiving` are in milliseconds; other arguments are columns."""
     sending, waited, receiving = (columns.pop(name, 0) for name in ("sending", "latency", "receiving"))
     row = EXCHANGE | {"number": number, "time": START + timedelta(seconds=at_s)} | columns
     row.setdefault("latency_ns", int(waited * MS))
@@ -78,7 +78,7 @@ def exchange(number, at_s=0.0, **columns):
 
 @pytest.fixture
 def frame(tmp_path):
-    """Makes frames of DuckDB; that Spark answers the same is the duty of test_engine."""
+    """Makes frames of DuckDB; test_engine compares Spark's answers with DuckDB's."""
     with Tables(tmp_path) as tables:
 
         def make(table, rows):
@@ -120,7 +120,7 @@ def test_latency_by_anything_over_time(frame):
     answer = jobs.latency(table, by=["api", "version", "broker", "client"])
     assert rows(answer, "api", "version", "broker", "client", "exchanges", "p50_ns", "p99_ns", "p999_ns", "max_ns") == [
         ("Produce", 9, "10.0.0.9:9092", "app", 100, 50 * MS, 99 * MS, 100 * MS, 100 * MS),
-        ("Fetch", 12, "10.0.0.9:9092", "10.0.0.1", 1, 500 * MS, 500 * MS, 500 * MS, 500 * MS),  # but one
+        ("Fetch", 12, "10.0.0.9:9092", "10.0.0.1", 1, 500 * MS, 500 * MS, 500 * MS, 500 * MS),  # a single exchange
     ]
     assert rows(answer, "queue_p99_ns") == [(MS,), (0,)]
     halves = jobs.latency(some(table, "api = 'Produce'"), every="1 minute")
@@ -128,8 +128,8 @@ def test_latency_by_anything_over_time(frame):
     assert rows(halves, "time")[1][0] - rows(halves, "time")[0][0] == 60_000_000
 
 
-def test_latency_counts_the_requests_whose_answers_did_not_come(frame):
-    """Its percentiles are of those that came: an API of which most were not answered must not look healthy."""
+def test_latency_counts_unanswered_requests(frame):
+    """Percentiles are of answered requests only, so the count shows that an API without answers is not healthy."""
     lost = ("unanswered", "lost", "unanswered", "no_answer_expected")
     table = frame(
         EXCHANGES,
@@ -145,15 +145,15 @@ def test_slow_names_the_cause(frame):
     table = frame(
         EXCHANGES,
         [
-            exchange(0, latency=50, throttle_ms=400),  # Produce 9: answers, then mutes the connection
+            exchange(0, latency=50, throttle_ms=400),  # Produce v9: the broker responds, then mutes the connection
             exchange(1, latency=450, queue_ns=40 * MS, muted_ns=400 * MS),
             exchange(2, latency=900, queue_ns=700 * MS, in_flight=3),
-            exchange(3, latency=300, api_version=3, throttle_ms=280),  # before KIP-219: holds the answer back
+            exchange(3, latency=300, api_version=3, throttle_ms=280),  # before KIP-219: the broker delays the response
             exchange(4, latency=505, api="Fetch", api_version=12, max_wait_ms=500),
             exchange(5, latency=2000, api="Fetch", api_version=12, max_wait_ms=500),
             exchange(6, latency=3000, api="JoinGroup", api_version=5),
             exchange(7, sending=150, latency=60, receiving=10, retransmissions=2),
-            exchange(8, latency=160, connection=2),  # whose round trip is 100 ms
+            exchange(8, latency=160, connection=2),  # a connection with a round trip of 100 ms
             exchange(9, latency=700, acks=-1),
             exchange(10, latency=99),
             exchange(11, latency=480, api="Fetch", api_version=12, max_wait_ms=500, records=7),
@@ -193,7 +193,7 @@ def test_slow_names_the_cause(frame):
         "broker; segments sent again meanwhile: 2"
     )
     waited = "for data, of the 500 ms that it allowed"
-    assert parts[4]["explanation"] == f"expected wait (long poll): 500 ms {waited}"  # bodies were not read
+    assert parts[4]["explanation"] == f"expected wait (long poll): 500 ms {waited}"  # records were not counted
     assert parts[11]["explanation"] == f"expected wait (long poll): 480 ms {waited}; data came late"
     assert parts[12]["explanation"] == f"expected wait (long poll): 481 ms {waited}; nothing new to read"
     assert parts[9]["explanation"] == "the broker took 700 ms, replication to the others included"
@@ -248,7 +248,7 @@ def test_throttle_errors_talkers(frame):
         ("Produce", "UNKNOWN", 1, 3, 1, "app"),
         ("Produce", "inside_answer", 1, 1, 1, "10.0.0.1"),
         ("Produce", "not_missed", 1, 0, 1, "app"),
-        ("Produce", "in_flight_at_end", 9, 0, 1, "app"),  # the most, and no error
+        ("Produce", "in_flight_at_end", 9, 0, 1, "app"),  # the most frequent outcome, but not an error
     ]
     assert rows(jobs.talkers(table), "client", "exchanges", "bytes", "share", "exchanges_per_second") == [
         ("calm", 2, 8000, 8000 / 11300, 0.5),
@@ -256,8 +256,8 @@ def test_throttle_errors_talkers(frame):
     ]
 
 
-def test_who_ended_a_connection_tells_what_a_missing_answer_means(frame):
-    """One client ends, one is left by its broker, one lacks the TLS that its port expects; of one nothing is known."""
+def test_the_outcome_of_an_unanswered_request_depends_on_the_side_that_closed(frame):
+    """Closed by: the client; the broker; the broker, since the port expects TLS; unknown."""
     ends = [
         {"closed_by": "client"},
         {"closed_by": "broker"},
@@ -284,8 +284,8 @@ def test_who_ended_a_connection_tells_what_a_missing_answer_means(frame):
     ]
 
 
-def test_an_answer_after_its_client_had_closed_the_connection_was_missed(frame):
-    """A client waits 30 s and leaves, 15 s before the answer; others leave at once, are answered first, or left."""
+def test_a_response_after_the_client_had_closed_the_connection_counts_as_missed(frame):
+    """One client waits 30 s and closes 15 s before the response; others close early, after it, or not themselves."""
     began = round(START.timestamp()) * 1000 * MS
     ends = [("client", 30_000), ("client", 500), ("client", 46_000), ("broker", 30_000), (None, None)]
     connections = frame(
@@ -327,12 +327,12 @@ def test_skew(frame):
             part("Produce", "request", 0, 800),
             part("Produce", "request", 0, 100),
             part("Produce", "request", 1, 100),
-            part("Produce", "request", 1, 70, cluster="west"),  # another topic, by the same name
+            part("Produce", "request", 1, 70, cluster="west"),  # another topic with the same name
             part("Produce", "response", 1, 5000),
             part("Fetch", "request", 1, 5000),
             part("Fetch", "response", 1, 60),
-            part("Fetch", "response", 2, 6000, number=1),  # by a broker that replicates
-            part("ListOffsets", "request", 3, None),  # so there are four partitions
+            part("Fetch", "response", 2, 6000, number=1),  # to a follower
+            part("ListOffsets", "request", 3, None),  # implies four partitions
             part("Fetch", "response", 0, 60, topic=None, topic_id="id"),
         ],
     )
@@ -372,8 +372,8 @@ def test_skew(frame):
     assert ("Fetch", 2, 6000) in replicated
 
 
-def test_skew_lists_what_partitions_there_can_be_and_no_more(frame):
-    """Requests can name any partition: refused ones are none, and nobody's word makes two thousand million rows."""
+def test_skew_counts_only_partitions_that_can_exist(frame):
+    """Requests can name any partition: refused ones do not count, and no number makes two thousand million rows."""
     last = 2**31 - 1
 
     def part(topic, direction, partition, size, error_code=None):
@@ -408,7 +408,7 @@ def test_batching(frame):
         BATCHES,
         [keys | {"records": n, "bytes": 100 * n, "codec": "lz4", "control": False} for n in (1, 1, 10)]
         + [keys | {"records": 5, "bytes": 50, "codec": "zstd", "control": False}]
-        + [keys | {"records": None, "bytes": 70, "codec": "zstd", "control": False}]  # of an old message format
+        + [keys | {"records": None, "bytes": 70, "codec": "zstd", "control": False}]  # a batch of an old message format
         + [keys | {"number": 1, "records": 2, "bytes": 300, "codec": "none", "control": False}]
         + [keys | {"topic": "u", "records": 4, "bytes": 40, "codec": "gzip", "control": False}]
         + [keys | {"records": 5, "bytes": 50, "codec": "none", "control": True}]
@@ -435,7 +435,7 @@ def test_fetching(frame):
             for n, ((records, latency), replica) in enumerate(zip(fetches, (-1, None, -1, -1, -1), strict=True))
         ]
         + [exchange(5, at_s=5, api="Fetch", records=9, replica_id=1, client_id="broker-1-fetcher-0")]
-        + [exchange(6, at_s=6, api="Fetch", records=9, client_id="broker-1-fetcher-0")],  # whose body was not read
+        + [exchange(6, at_s=6, api="Fetch", records=9, client_id="broker-1-fetcher-0")],  # its body was not read
     )
     names = ("fetches", "read", "empty", "empty_early", "records", "empty_share", "fetches_per_second")
     assert rows(jobs.fetching(table), *names) == [(5, 4, 3, 2, 7, 0.75, 1.0)]
@@ -457,7 +457,7 @@ def test_lag_and_offsets(frame):
         + [row(3, 3, "Fetch", "response", lag_records=None)]
         + [row(n, at, api, "request", offset=offset) for n, at, api, offset in commits]
         + [row(5, 15, "OffsetCommit", "response", error_code=27), row(6, 30, "OffsetCommit", "response", error_code=0)]
-        + [row(7, 60, "Fetch", "response", lag_records=900)]  # by a broker that replicates
+        + [row(7, 60, "Fetch", "response", lag_records=900)]  # to a follower
         + [row(8, 70, "Fetch", "response", lag_records=1, cluster="west")]
         + [row(9, 70, "OffsetCommit", "request", offset=1, cluster="west")],
     )
@@ -479,7 +479,7 @@ def test_lag_and_offsets(frame):
         ("east", "g", 3, 15_000 * MS, 200, 1, 1, 0.1),
         ("west", "g", 1, None, 1, 0, 0, None),
     ]
-    late = jobs.offsets(table, talk, where="`offset` = 200")  # its gap is still that to the commit before it
+    late = jobs.offsets(table, talk, where="`offset` = 200")  # its gap is still the one to the previous commit
     assert rows(late, "commits", "longest_gap_ns", "went_back") == [(1, 15_000 * MS, 1)]
 
 
@@ -501,10 +501,10 @@ def test_group_lag(frame):
             row(3, "OffsetCommit", "request", offset=90),
             row(3, "OffsetCommit", "response", error_code=27),  # refused
             row(4, "OffsetFetch", "response", offset=7, group_id="h", partition=1),
-            row(4, "OffsetFetch", "response", offset=-1, group_id="new", partition=1),  # it has committed nothing
+            row(4, "OffsetFetch", "response", offset=-1, group_id="new", partition=1),  # no commit yet
             row(5, "Fetch", "response", high_watermark=100, end_offset=100, error_code=0),
             row(6, "Fetch", "response", high_watermark=-1, error_code=3, partition=1),
-            row(7, "ListOffsets", "response", offset=0, error_code=0),  # of the beginning
+            row(7, "ListOffsets", "response", offset=0, error_code=0),  # the log start
             row(8, "OffsetCommit", "request", offset=30, cluster="west"),
             row(8, "OffsetCommit", "response", error_code=0, cluster="west"),
             row(9, "Produce", "response", offset=40, end_offset=50, error_code=0, cluster="west"),
@@ -531,7 +531,7 @@ def test_group_lag(frame):
         ("east", "h", 1, 7, None, None, 0),
     ]
 
-    log = frame(  # what coordinators wrote, as somebody fetched it
+    log = frame(  # records of coordinators, read by a Fetch
         COMMITTED_OFFSETS,
         [
             written(1, "g", 10),
@@ -553,7 +553,7 @@ def test_group_lag(frame):
     assert only == [("east", "unseen", 0, 40, None, None, 1), ("east", "unseen", 0, 40, 100, 60, 0)]
 
 
-def test_clients_and_who_breaks(frame):
+def test_clients_lists_clients_with_dropped_versions(frame):
     table = frame(
         EXCHANGES,
         [
@@ -587,7 +587,7 @@ def test_clients_and_who_breaks(frame):
     ("api", "client_id"),
     [("WriteTxnMarkers", "broker-1-txn-marker-sender"), ("Fetch", "broker-1-fetcher-0"), ("AlterPartition", "1")],
 )
-def test_what_brokers_alone_send_is_of_no_client(frame, api, client_id):
+def test_requests_that_only_brokers_send_do_not_count_as_clients(frame, api, client_id):
     table = frame(EXCHANGES, [exchange(0, client_id="app"), exchange(1, api=api, client_id=client_id)])
     assert rows(jobs.talkers(table, by=["api"]), "api") == [("Produce",)]
     assert len(rows(jobs.talkers(table, by=["api"], replicas=True), "api")) == 2
@@ -654,10 +654,9 @@ def test_compare(frame):
     assert records == [("Produce", 12, 18, 3.0), ("Fetch", 7, None, 1.75)]
 
 
-def test_captures_of_different_length_are_compared_by_rates_and_without_everyday_errors(frame):
-    """The other is four times as long with as many requests per second; clients there join a group and create a topic.
-
-    A client that asks for a topic that nobody creates is refused.
+def test_captures_of_different_lengths_are_compared_by_rates_without_everyday_errors(frame):
+    """The other is four times as long with the same rate; there, clients join a group and create a topic, which causes
+    everyday errors. Requests for a topic that is never created count as refused.
     """
     refusals = ("MEMBER_ID_REQUIRED", "REBALANCE_IN_PROGRESS", "NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE")
     ours = frame(EXCHANGES, [exchange(n, n, api="Metadata", errors=0) for n in range(11)])
@@ -692,7 +691,7 @@ def test_quality(frame):
 
 
 def assert_slow_agrees_with_the_throttles(exchanges, slow):
-    """What slow calls throttle is the time that the throttle_ms of earlier answers explain, by the nanosecond."""
+    """The throttle time in `slow` equals the time explained by throttle_ms of earlier responses, to the nanosecond."""
     quota = [e for e in exchanges if e["source"] == "k41_quota.pcap" and e["response_end_ns"] is not None]
     muted = [row for row in slow if row["source"] == "k41_quota.pcap" and row["cause"] == "throttle"]
     assert sum(row["exchanges"] for row in muted) > 20
@@ -710,8 +709,8 @@ def assert_slow_agrees_with_the_throttles(exchanges, slow):
 
 
 @pytest.mark.parametrize("which", ["duckdb", "spark"])
-def test_durations_read_as_in_columns(request, tmp_path, which):
-    """The same figure in an explanation and in the column beside it."""
+def test_durations_have_the_same_format_in_explanations_and_columns(request, tmp_path, which):
+    """An explanation and the column next to it show the same text for a figure."""
     values = [0, 1, 999, 1000, 1234, 9994, 9995, 99_949, 99_950, 999_499, 999_500, 12_345_678, 280 * MS, 999_499_999]
     values += [999_500_000, 1_500 * MS, 3_424 * MS, 9_995 * MS, 59_999 * MS, 120_000 * MS, 7_200_000 * MS, 10**15]
     text = f"select {duration_of('figure_ns')} as told, nr from given order by nr"
@@ -725,7 +724,7 @@ def test_durations_read_as_in_columns(request, tmp_path, which):
 
 
 def test_on_tables_of_real_traffic(tables):
-    """Each job's total against a count of the rows themselves; real rows have nulls, zeros and sizes of their own."""
+    """The totals of each job agree with a count of the rows; real rows have nulls, zeros and unusual sizes."""
     exchanges = pq.read_table(tables / "exchanges").to_pylist()
     with Tables(tables) as duck:
         answer = {
@@ -743,7 +742,7 @@ def test_on_tables_of_real_traffic(tables):
     causes = {row["cause"] for row in answer["slow"][:100]}
     assert causes >= {"throttle", "long_poll"}
     quota = [row for row in answer["slow"] if row["source"] == "k41_quota.pcap" and row["total_ns"] > 1000 * MS]
-    assert "queue" not in {row["cause"] for row in quota}  # all long waits were mutes by quotas
+    assert "queue" not in {row["cause"] for row in quota}  # every long wait was a mute by a quota
     assert all(row["explanation"] for row in answer["slow"])
     assert sum(row["throttle_ms"] for row in answer["throttle"]) == sum(e["throttle_ms"] or 0 for e in exchanges) > 0
     assert abs(sum(row["share"] for row in answer["talkers"]) - 1) < 1e-9

@@ -1,4 +1,4 @@
-"""What the jobs of groups, leaders and changes say of a captured cluster, against what its brokers and tools said."""
+"""The jobs of groups, leaders and changes on a captured cluster agree with the logs of its brokers and tools."""
 
 import gzip
 import json
@@ -43,7 +43,7 @@ def answer(tables):
     return ask
 
 
-def test_every_generation_that_the_coordinators_logged_is_a_rebalance(answer):
+def test_every_generation_in_the_coordinators_logs_is_a_rebalance(answer):
     found = {(row["group_id"], row["generation"]): row for row in answer("rebalances") if row["protocol"] == "classic"}
     assert found.keys() == generations().keys()
     for key, logged in generations().items():
@@ -54,12 +54,12 @@ def test_every_generation_that_the_coordinators_logged_is_a_rebalance(answer):
     for (group, number), row in found.items():
         if row["rejoined"]:
             assert 0 <= row["longest_pause_ns"] < 10e9, (group, number)
-    assert found["range-g", 8]["longest_pause_ns"] > 5e9  # the coordinator was gone
+    assert found["range-g", 8]["longest_pause_ns"] > 5e9  # the coordinator was down
     waited = found["range-g", 3]
     assert waited["waited_ns"] > 0 and waited["last_to_join"]
 
 
-def test_groups_are_summed_up(answer):
+def test_groups_has_the_totals_of_each_group(answer):
     found = {row["group_id"]: row for row in answer("groups")}
     logged = Counter(group for group, _ in generations())
     assert {name: row["rebalances"] for name, row in found.items() if name != "new-g"} == logged
@@ -70,7 +70,7 @@ def test_groups_are_summed_up(answer):
 
 
 def test_the_generation_of_a_group_is_its_last_one(tables):
-    """One that was removed and made again begins at 1."""
+    """A group that was removed and recreated begins at 1."""
     later = {"generation": "1", "joined_ns": "joined_ns + 1000000000000", "members_after": "7"}
     names = [column.name for column in engine.columns(tables["rebalances"])]
     again = ", ".join(f"{later.get(name, name)} as {name}" for name in names)
@@ -84,11 +84,11 @@ def test_the_generation_of_a_group_is_its_last_one(tables):
     assert (found["rr-g"]["generation"], found["rr-g"]["members"]) == (1, 7)
 
 
-def test_a_coordinator_that_was_killed_is_followed_through_its_phases(answer):
+def test_the_outage_of_a_killed_coordinator_has_its_phases(answer):
     killed = happened("broker_kill")["time"]
     found = answer("coordinators")
     assert_phases_fit(found)
-    for name in ("coop-g", "rr-g"):  # whose coordinator it was
+    for name in ("coop-g", "rr-g"):  # the groups of this coordinator
         (row,) = [row for row in found if row["group_id"] == name and row["outage_ns"] and row["outage_ns"] > 2e9]
         assert (row["coordinator_id"], row["moved"]) == (2, True)
         assert -1 < row["time"] / 1e6 - killed < 0.5
@@ -100,7 +100,7 @@ def test_a_coordinator_that_was_killed_is_followed_through_its_phases(answer):
 
 
 def assert_phases_fit(found):
-    """None of them is negative, and together they are no longer than the whole."""
+    """No phase is negative, and their sum is at most the whole outage."""
     for row in found:
         phases = [row[name] or 0 for name in ("silent_ns", "searching_ns", "loading_ns", "joining_ns")]
         assert min(phases) >= 0, row
@@ -120,10 +120,10 @@ def test_phases_of_an_outage_fit_into_it(tmp_path, name):
 
 
 def lost_twice(place):
-    """Coordinator 3 does not serve `g` at 20 s, when it moves to 1 and members join, nor 1 at 50 s, when it stays.
+    """Coordinator 3 stops serving `g` at 20 s: `g` moves to 1, and members join. Coordinator 1 pauses at 50 s.
 
-    A good answer to a member is there each half second; a request at 22 s has none, and the loss at 50 s shows only in
-    the refusal at 55 s. From 400 s on there is no member until 700 s.
+    Otherwise members get a good response each half second. A request at 22 s is unanswered, and the loss at 50 s is
+    visible only in the refusal at 55 s. From 400 s to 700 s the group has no members.
     """
     table = made.Made()
     at = lambda second: made.START_NS + round(second * 1000) * made.MS  # noqa: E731
@@ -155,8 +155,8 @@ def lost_twice(place):
     return table.write(place)
 
 
-def test_a_good_answer_ends_an_outage_and_the_join_behind_it_is_part_of_it(tmp_path):
-    """Two losses half a minute apart are two; a coordinator that stays has not moved; absent members lost none."""
+def test_an_outage_ends_with_a_good_response_and_includes_the_join(tmp_path):
+    """Two losses half a minute apart are two outages; the second has no move; absent members have no outage."""
     with Tables(lost_twice(tmp_path / "tables")) as tables:
         found = asked_of(jobs.coordinators(*(tables[name] for name in OF_COORDINATORS)))
     assert_phases_fit(found)
@@ -178,14 +178,14 @@ def test_a_good_answer_ends_an_outage_and_the_join_behind_it_is_part_of_it(tmp_p
 @pytest.mark.parametrize(
     ("good", "asked_s", "outages"),
     [
-        (("Heartbeat", 26.1), 26.0, {22.0: 17.0}),  # of one member, between refusals of the others
-        (("Heartbeat", 24.9), 21.9, {22.0: 17.0}),  # of a broker that continues, before its first refusal
+        (("Heartbeat", 26.1), 26.0, {22.0: 17.0}),  # to one member, between refusals to others
+        (("Heartbeat", 24.9), 21.9, {22.0: 17.0}),  # from a broker that still serves, before its first refusal
         (("Heartbeat", 24.9), 24.8, {25.0: 14.0}),
         (("OffsetCommit", 26.1), 26.0, {22.0: 4.1, 26.2: 12.8}),
     ],
 )
 def test_an_outage_lasts_until_members_can_work_again(tmp_path, good, asked_s, outages):
-    """A request at 22 s is not answered; refusals at 25, 26 and 27 s; members have partitions again at 39 s."""
+    """A request at 22 s is unanswered; refusals follow at 25, 26 and 27 s; members have partitions again at 39 s."""
     table = made.Made()
     at = lambda second: made.START_NS + round(second * 1000) * made.MS  # noqa: E731
     api, good_s = good
@@ -209,7 +209,7 @@ def test_an_outage_lasts_until_members_can_work_again(tmp_path, good, asked_s, o
 
 
 def test_rebalances_that_follow_a_lost_coordinator_are_marked(answer):
-    """The coordinator's log says that members joined: it is another broker, which has lost none."""
+    """The log of the new coordinator only reports that members joined."""
     killed = happened("broker_kill")["time"]
     marked = {
         (row["group_id"], row["cause"]): row["time"] / 1e6 - killed
@@ -220,8 +220,8 @@ def test_rebalances_that_follow_a_lost_coordinator_are_marked(answer):
     assert all(0 < after_s < 15 for after_s in marked.values()), marked
 
 
-def test_a_lost_coordinator_is_marked_at_the_first_generation_that_was_seen_too(tables):
-    """The generation before may have been there when the capture began."""
+def test_the_first_observed_generation_is_marked_too(tables):
+    """The previous generation may be from before the capture."""
     first = "select * from rebalances where generation > 1 and group_id in ('coop-g', 'rr-g')"
     first += " qualify row_number() over (partition by group_id order by joined_ns desc) = 1"
     for before_ns, marked in ((5 * 10**9, {True}), (60 * 10**9, {False})):
@@ -235,7 +235,7 @@ def test_a_lost_coordinator_is_marked_at_the_first_generation_that_was_seen_too(
         assert len(found) == 2 and {row["coordinator_lost"] for row in found} == marked
 
 
-def test_an_overview_says_what_happened_to_groups_and_leaders_and_what_to_ask(tables):
+def test_an_overview_has_groups_and_leaders_and_suggests_further_questions(tables):
     found = {
         name: [dict(zip(frame.columns, row, strict=True)) for row in engine.rows(frame)]
         for name, (frame, _) in sections.overview(tables).items()
@@ -247,14 +247,14 @@ def test_an_overview_says_what_happened_to_groups_and_leaders_and_what_to_ask(ta
     assert {"groups", "rebalances", "coordinators", "leadership", "group-lag"} < set(asked) and "registry" not in asked
 
 
-def test_leaders_of_the_broker_that_was_killed_moved(answer):
+def test_leaders_of_the_killed_broker_moved(answer):
     found = answer("leadership")
     assert sum(row["elections"] for row in found) >= 6
     assert all(row["leader"] is not None for row in found)
     assert any(row["shrunk"] for row in found)
 
 
-def test_topology_has_the_broker_that_went_and_the_topic_that_grew(answer):
+def test_topology_has_the_killed_broker_and_the_topic_with_new_partitions(answer):
     found = answer("topology")
     broker = [(row["change"], row["time"] / 1e6) for row in found if row["broker_id"] == 3]
     assert [change for change, _ in broker] == ["appeared", "gone", "appeared"]
@@ -273,20 +273,20 @@ def test_changes_have_their_outcome(tmp_path):
     assert outcomes["CreatePartitions", "adm-alpha"] == "done"
     assert outcomes["CreatePartitions", "nope"] == "UNKNOWN_TOPIC_OR_PARTITION"
     principals = {row["principal"] for row in found if row["api"] == "CreateTopics"}
-    assert principals == {None, "User:ANONYMOUS"}  # asked by the client, and passed on by its broker
+    assert principals == {None, "User:ANONYMOUS"}  # sent by the client, and forwarded by its broker
 
 
-def test_assignments_agree_and_nobody_shares(answer):
+def test_assignments_agree_and_no_partition_is_shared(answer):
     found = answer("assignments")
     assert {row["strategy"] for row in found} == {"range", "roundrobin", "cooperative-sticky", "uniform", None}
     assert all(row["agrees"] is not False for row in found)
     assert not any(row["shared"] for row in found)
     of_range = Counter(row["generation"] for row in found if row["group_id"] == "range-g")
-    assert of_range[9] == 2  # a member, two topics
+    assert of_range[9] == 2  # one member, two topics
 
 
-def test_generations_of_groups_in_zookeeper_are_those_of_one_source(tables):
-    """They are counted anew in each; those of groups that brokers coordinate are one, whoever was told of them."""
+def test_generations_of_groups_in_zookeeper_are_separate_for_each_source(tables):
+    """Each source counts them from the start. Groups of brokers have the same generations in all sources."""
     given = "select * replace ('{}' as source, '{}' as group_type, 'm{}' as member_id) from assignments"
     given += " where `partition` = 0"
     for kind, shared in (("zookeeper", {0}), ("consumer", {1})):
@@ -305,17 +305,17 @@ TOLD = [
     for line in gzip.decompress((DATA / "k41_groups_a.describe.jsonl.gz").read_bytes()).splitlines()
     if (said := json.loads(line))["how"] == "--offsets"
 ]
-COMMITTING = ("OffsetCommit", "Produce", "Fetch")  # of clients and brokers; the tool itself asks for offsets
+COMMITTING = ("OffsetCommit", "Produce", "Fetch")  # requests of clients and brokers; the tool requests offsets
 
 
 def told_by_the_tool(said):
-    """(committed offset, end, lag) by group, topic and partition."""
+    """(committed offset, log end offset, lag) by group, topic and partition, from the tool's output."""
     rows = re.findall(r"^(\S+-g)\s+(\S+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", said["text"], re.MULTILINE)
     return {(group, topic, int(partition)): tuple(map(int, offsets)) for group, topic, partition, *offsets in rows}
 
 
 def lag_until(tables, at_s, apis=None):
-    """The same by kproxy, of what was said until a moment."""
+    """The same from kproxy, of the traffic until a moment."""
     chosen = f" and api in {apis}" if apis else ""
     until = f"select * from t where unix_micros(`time`) <= {int(at_s * 1e6)}"
     frames = (
@@ -333,10 +333,10 @@ def lag_until(tables, at_s, apis=None):
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("every", (4, 1))
-def test_lag_of_groups_is_what_the_official_tool_said(tables, every):
-    """At the end, when all had left, of all groups and partitions, and also if the tool's own questions are left out.
+def test_group_lag_agrees_with_kafkas_tool(tables, every):
+    """Exactly for all groups and partitions at the end, when all members had left, also without the tool's requests.
 
-    While they were at work, what the tool said lies between what was so before and behind it.
+    Earlier, the tool's figures are between those before and after its run.
     """
     *others, last = TOLD
     told = told_by_the_tool(last)
@@ -352,23 +352,23 @@ def test_lag_of_groups_is_what_the_official_tool_said(tables, every):
             assert earlier[0] <= committed <= after[place][0] and earlier[1] <= end <= after[place][1], (place, said)
 
 
-def test_a_member_that_thaws_fetches_what_another_has_got(answer):
-    """It was frozen past its session: until it hears that it is no member any more, both fetch its partitions."""
+def test_a_frozen_member_that_continues_fetches_partitions_of_another_member(answer):
+    """Its session expired meanwhile: until it learns that it is no longer a member, both fetch its partitions."""
     found = answer("split-brain")
     assert {(row["group_id"], row["one"], row["other"]) for row in found} == {("range-g", "r0", "r3")}
     assert all(happened("thaw")["time"] - NEAR_S < row["time"] / 1e6 < happened("thaw")["time"] + 3 for row in found)
 
 
-def test_a_client_that_is_in_two_groups_at_once_splits_neither(tables):
-    """Whose fetches its are cannot be said: two groups of one application may share partitions out differently."""
+def test_a_client_in_two_groups_is_no_split_brain(tables):
+    """Its fetches cannot be attributed to either: two groups of one application may assign partitions differently."""
     twin = "select * replace ('twin' as group_id) from group_events where group_id = 'range-g'"
     events = engine.ask({"group_events": tables["group_events"]}, both=f"select * from group_events union all {twin}")
     frames = (tables["partitions"], tables["exchanges"], events, tables["assignments"])
     assert list(engine.rows(jobs.split_brain(*frames))) == []
 
 
-def test_transactions_end_by_what_ends_them_and_an_open_one_has_its_timeout(tmp_path):
-    """Of one id: committed, aborted by the next InitProducerId, and open; a refused EndTxn ends nothing."""
+def test_transactions_have_the_request_that_ended_them_or_their_timeout(tmp_path):
+    """Transactions of one id: committed, aborted by the next InitProducerId, and open; a refused EndTxn ends none."""
     table = made.Made()
 
     def wrote(at_s, partition, offset, error=0):
@@ -405,7 +405,7 @@ def test_transactions_end_by_what_ends_them_and_an_open_one_has_its_timeout(tmp_
     ]
 
 
-def test_a_broker_with_several_listeners_is_one_of_an_overview(tmp_path):
+def test_a_broker_with_several_listeners_is_one_row_of_an_overview(tmp_path):
     table = made.Made()
     for at_s, port, broker in ((1, 9092, 1), (2, 9092, 1), (3, 9093, 1), (4, 9092, 2)):
         table.exchange("app", "Metadata", at_s, broker=broker, broker_port=port)

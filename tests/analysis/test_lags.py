@@ -1,4 +1,4 @@
-"""How far consumers are behind, of a real consumer that prefetches, and of one whose lag goes up and down."""
+"""Consumer lag: of a real consumer that prefetches, and of groups whose lag grows and shrinks."""
 
 from datetime import timedelta
 from pathlib import Path
@@ -38,8 +38,8 @@ def dicts(answer):
     return [dict(zip(names, row, strict=True)) for row in engine.rows(answer)]
 
 
-def test_a_group_that_prefetches_is_behind_by_what_it_has_committed(tables):
-    """The official tool said 35,758 records ten seconds before the capture's end; 450 a second came."""
+def test_the_lag_of_a_prefetching_group_follows_its_commits(tables):
+    """Kafka's tool printed 35,758 records ten seconds before the end of the capture; 450 per second were written."""
     found = dicts(jobs.group_lag(*(tables[name] for name in OF_LAG)))
     assert [row["group_id"] for row in found] == ["g-slow"] * 3
     assert 35_000 < sum(row["lag_records"] for row in found) < 42_000
@@ -50,21 +50,21 @@ def test_a_group_that_prefetches_is_behind_by_what_it_has_committed(tables):
         assert 25 * S < row["behind_ns"] < 90 * S
 
 
-def test_lag_by_fetches_leads_to_what_was_not_committed(tables):
+def test_lag_by_fetches_also_has_the_lag_by_commits(tables):
     found = dicts(jobs.lag(*(tables[name] for name in OF_LAG)))
-    assert [row["last_lag_records"] for row in found] == [0, 0, 0]  # as the consumer's own fetches say
+    assert [row["last_lag_records"] for row in found] == [0, 0, 0]  # by the consumer's own fetches
     assert all(row["committed_lag_records"] > 13_000 for row in found)
     assert all(row["growing"] for row in found)
 
 
-def test_it_is_a_finding(tables):
+def test_the_lag_by_commits_is_a_finding(tables):
     (found,) = (one for one in findings(tables) if one.kind == "growing_lag")
     assert found.where == "group g-slow, topic lagt"
     assert dict(found.evidence)["last_lag_records"] > 35_000
 
 
-def test_a_lag_that_shrinks_says_when_it_is_gone(frame):  # noqa: F811
-    """1,000 records at first, 100 more a second, 150 committed a second."""
+def test_a_shrinking_lag_has_the_time_until_it_is_gone(frame):  # noqa: F811
+    """1,000 records at first; 100 written and 150 committed per second."""
 
     def row(number, at_s, api, direction, **columns):
         own = {"source": "a.pcap", "connection": 1, "topic": "t", "partition": 0, "cluster": "east"}
@@ -87,12 +87,12 @@ def test_a_lag_that_shrinks_says_when_it_is_gone(frame):  # noqa: F811
     assert found["fetched_offset"] is None
     (found,) = dicts(
         jobs.group_lag(frame(PARTITIONS, log[-1:] + commits), *inputs[1:])
-    )  # when it ended earlier is unknown
+    )  # without the earlier ends, the time is unknown
     assert found["lag_records"] == 250 and found["behind_ns"] is None
 
 
 def group_tables(frame):  # noqa: F811
-    """Two partitions of four with commits, the second from second 8 on; the ends of the two grow by 100 a second."""
+    """Two of four partitions have commits, one of them from second 8 on; both log ends grow by 100 per second."""
 
     def row(number, at_s, api, direction, **columns):
         own = {"source": "a.pcap", "connection": 1, "topic": "t", "cluster": "east"}
@@ -109,7 +109,7 @@ def group_tables(frame):  # noqa: F811
         parts.append(row(100 + second, second + 0.1, "OffsetCommit", "request", offset=500, **of))
         parts.append(row(100 + second, second + 0.1, "OffsetCommit", "response", error_code=0, **of))
     parts.append(row(200, 1, "OffsetFetch", "response", offset=-1, group_id="g", partition=3, error_code=0))
-    parts.append(row(201, 1, "Fetch", "response", error_code=3, partition=9))  # there is no such partition
+    parts.append(row(201, 1, "Fetch", "response", error_code=3, partition=9))  # a partition that does not exist
     talk = [exchange(100 + second, second, api="OffsetCommit", group_id="g") for second in (0, 8, 14)]
     known = {"cluster": "east", "kind": "topic", "topic": "t", "partitions": 4, "time": START}
     nothing = [frame(table, [{}]) for table in (COMMITTED_OFFSETS, GROUP_EVENTS, CHANGES)]
@@ -117,30 +117,30 @@ def group_tables(frame):  # noqa: F811
 
 
 def test_the_lag_of_a_group_is_the_sum_over_its_partitions_at_one_moment(frame):  # noqa: F811
-    """At second 0 one partition is 500 behind, at second 16 two are 2,100: both are known from second 8.1 on."""
+    """The lag of one partition is 500 at second 0, that of both is 2,100 at second 16; both are known from 8.1 on."""
     inputs = group_tables(frame)
     each = dicts(jobs.group_lag(*inputs))
     assert [(row["partition"], row["lag_records"], row["uncommitted_partitions"]) for row in each] == [
         (0, 2100, 2),
         (1, 2100, 2),
     ]
-    # Of one at the end of the first eighth, second 2, of the other at that of the fifth, second 10.
+    # Partition 0: at the end of the first eighth, second 2. Partition 1: at the end of the fifth, second 10.
     assert [row["first_lag_records"] for row in each] == [700, 1500]
     assert [row["first_known"] for row in each] == [int(START.timestamp() + at_s) * 10**6 for at_s in (2, 10)]
     assert [(row["growth_per_s"], row["growing"]) for row in each] == [(100, True), (None, False)]
     (group,) = dicts(jobs.group_lag(*inputs, by=["group_id"]))
     assert (group["lag_records"], group["partitions"], group["uncommitted_partitions"]) == (4200, 2, 2)
-    assert (group["first_lag_records"], group["unknown_partitions"]) == (3000, 0)  # both at second 10
+    assert (group["first_lag_records"], group["unknown_partitions"]) == (3000, 0)  # both partitions at second 10
     assert group["first_known"] == int(START.timestamp() + 10) * 10**6
-    assert group["growth_per_s"] is None  # of the later half of the time, in which one was not known at first
+    assert group["growth_per_s"] is None  # growth is that of the second half, at whose start one partition was unknown
     (topic,) = dicts(jobs.group_lag(*inputs, by=["cluster", "group_id", "topic"]))
     assert (topic["topic"], topic["lag_records"]) == ("t", 4200)
     with pytest.raises(KproxyError, match="--by 'partition'"):
         jobs.group_lag(*inputs, by=["partition"])
 
 
-def test_steps_of_time_of_a_group_add_up(frame):  # noqa: F811
-    """A partition counts from its first commit on, in each step, also where the condition chooses another one."""
+def test_time_steps_of_a_group_sum_its_partitions(frame):  # noqa: F811
+    """A partition counts in each step from its first commit on, also if the condition selects another partition."""
     inputs = group_tables(frame)
     steps = dicts(jobs.group_lag(*inputs, by=["group_id"], every="4 seconds"))
     names = ("lag_records", "partitions", "uncommitted_partitions")
@@ -163,7 +163,7 @@ def test_a_refused_partition_has_no_commit(made_up):
 
 
 def test_a_new_leader_whose_high_watermark_rises_again_has_not_truncated_its_log(tmp_path):
-    """So the lag before still has a trend; answers of the former leader show nothing."""
+    """So the earlier lag counts for the trend. Late responses of the former leader prove nothing."""
 
     def elected(t):
         for name, told in (("raised", (50, 30, 60)), ("truncated", (50, 30, 40))):
@@ -180,8 +180,8 @@ def test_a_new_leader_whose_high_watermark_rises_again_has_not_truncated_its_log
 
 
 def scene(t):
-    """Every rule of lag once, each with a topic and a group of the same name."""
-    # The end of a log.
+    """Each rule of lag once, with a topic and a group of the same name."""
+    # The log end offset.
     t.commit("produced", "produced", 10)
     t.produce("produced", 10, 5)
     t.commit("follower", "follower", 10)
@@ -204,8 +204,8 @@ def scene(t):
     t.fetch("former leader", 10, 50, epoch=3, client="late")
     t.commit("elected", "elected", 10)
     t.fetch("elected", 10, 50, epoch=3)
-    t.fetch("elected", 10, 30, epoch=4, rack="b", broker=2)  # a follower's
-    # What was committed.
+    t.fetch("elected", 10, 30, epoch=4, rack="b", broker=2)  # from a follower
+    # Commits.
     t.commit("partly", "partly", 10, 10, refused=(1,))
     t.produce("partly", 10, 3)
     t.commit("cut", "cut", 10)
@@ -248,7 +248,7 @@ def scene(t):
     t.commit_in("tx-reset", "tx-reset", "tx-reset", 11)
     t.commit("tx-reset", "tx-reset", 18)
     t.end("tx-reset", True)
-    # What removes it.
+    # Removal of commits.
     for name in ("offset deleted", "group deleted", "topic deleted", "kept", "offset again"):
         t.commit(name, name, 10)
         t.produce(name, 10, 3)
@@ -260,7 +260,7 @@ def scene(t):
     t.delete_topic("kept", error=29)
     t.delete_offset("offset again", "offset again")
     t.commit("offset again", "offset again", 11)
-    # A topic that is created again.
+    # A topic that is recreated.
     t.metadata("other id", 1)
     for name in ("other id", "other id idle", "starts again", "denied", "denied elsewhere"):
         t.commit(name, name, 100)
@@ -281,7 +281,7 @@ def scene(t):
     t.fetch("denied elsewhere", 100, -1, error=3, broker=2)
 
 
-WHAT_HOLDS = {  # group: committed offset, end, lag
+EXPECTED_LAGS = {  # group: committed offset, log end offset, lag
     "produced": (10, 15, 5),
     "follower": (10, 40, 30),
     "replicated": (10, 30, 20),
@@ -313,7 +313,7 @@ WHY_UNKNOWN = {"no end": NO_END, "tx-refused": NO_OUTCOME, "tx-open": NO_OUTCOME
 
 
 def tables_of(play, place):
-    """The tables of a capture of made-up traffic, in a folder of `place`."""
+    """The tables of a capture of synthetic traffic, in a folder of `place`."""
     traffic = Traffic()
     play(traffic)
     (place / "a.pcap").write_bytes(traffic.pcap())
@@ -331,12 +331,12 @@ def test_offline_lag_follows_the_rules_of_live_lag(made_up):
         found = dicts(jobs.group_lag(*(tables[name] for name in OF_LAG)))
         assert all(row["group_id"] == row["topic"] and row["partition"] == 0 for row in found)
         told = ("committed_offset", "end_offset", "lag_records")
-        assert {row["group_id"]: tuple(row[name] for name in told) for row in found} == WHAT_HOLDS
+        assert {row["group_id"]: tuple(row[name] for name in told) for row in found} == EXPECTED_LAGS
         assert {row["group_id"]: row["unknown"] for row in found if row["unknown"]} == WHY_UNKNOWN
         assert {row["group_id"]: row["commits"] for row in found if row["topic"] == "other id"} == {"other id": 1}
 
 
-def test_a_fetch_from_a_follower_is_behind_the_end_of_its_leader(made_up):
+def test_the_lag_of_a_fetch_from_a_follower_is_relative_to_the_leaders_end(made_up):
     with Tables(made_up) as tables:
         found = dicts(jobs.lag(*(tables[name] for name in OF_LAG), where="client = 'c'"))
     behind = {row["topic"]: (row["last_lag_records"], row["committed_lag_records"]) for row in found}
@@ -344,14 +344,14 @@ def test_a_fetch_from_a_follower_is_behind_the_end_of_its_leader(made_up):
     assert behind["truncated"] == (20, 20) and behind["recreated"] == (20, 0)
 
 
-def test_steps_of_time_are_each_of_the_log_that_was_there(made_up):
+def test_each_time_step_uses_the_log_of_its_time(made_up):
     with Tables(made_up) as tables:
         inputs = [tables[name] for name in OF_LAG]
         found = dicts(jobs.group_lag(*inputs, every="1 second", where="group_id = 'other id'"))
         assert [(row["committed_offset"], row["end_offset"], row["commits"]) for row in found] == [
             (100, None, 1),
-            (100, 1000, 0),  # nothing was committed in it: the log's end was told
-            (5, None, 1),  # in another topic of the name
+            (100, 1000, 0),  # no commit in this step, but a log end offset
+            (5, None, 1),  # in the recreated topic
             (5, 20, 0),
         ]
         found = dicts(jobs.group_lag(*inputs, every="1 hour", where="group_id in ('denied', 'truncated', 'other id')"))
@@ -365,7 +365,7 @@ TOPICS_OF_STOPPED = ("stays", "deleted", "forgets", "resumes", "waits", "too lat
 
 
 def stopped(t):
-    """Groups that committed once, each with its topic; every action takes a second."""
+    """Groups that commit once, each with its own topic; every action takes a second."""
     for group in TOPICS_OF_STOPPED:
         t.commit(group, group, 10)
     for topic in TOPICS_OF_STOPPED:
@@ -374,7 +374,7 @@ def stopped(t):
     t.delete_offset("forgets", "forgets")
     t.commit("resumes", "resumes", 15)
     t.delete_topic("loses its log")
-    t.commit_in("x", "waits", "waits", 15)  # of whose transaction nobody saw an end
+    t.commit_in("x", "waits", "waits", 15)  # the capture has no end of its transaction
     t.commit_in("y", "too late", "too late", 15)
     t.delete_offset("too late", "too late")
     t.end("y", committed=True)
@@ -383,7 +383,7 @@ def stopped(t):
         t.produce(topic, 15, 5)
 
 
-STEPS_OF_STOPPED = {  # committed offset, lag and commits in each step of a second
+STEPS_OF_STOPPED = {  # committed offset, lag and commits by steps of a second
     "stays": [(10, None, 1), (10, 5, 0), (10, 5, 0), (10, 10, 0)],
     "deleted": [(10, None, 1), (10, 5, 0)],
     "forgets": [(10, None, 1), (10, 5, 0)],
@@ -400,7 +400,7 @@ def with_stopped(tmp_path_factory):
 
 
 def check_stopped(tables):
-    """Consumers that have stopped are further behind with each record, until nothing of theirs is left."""
+    """The lag of stopped groups grows with each record, until their commits or topics are removed."""
     found = dicts(jobs.group_lag(*(tables[name] for name in OF_LAG), every="1 second"))
     steps = {group: [] for group in STEPS_OF_STOPPED}
     for row in found:
@@ -410,25 +410,25 @@ def check_stopped(tables):
     assert {row["unknown"] for row in found if row["group_id"] == "waits" and row["end_offset"]} == {None, NO_OUTCOME}
 
 
-def test_steps_of_time_go_on_where_a_group_has_stopped(with_stopped):
+def test_time_steps_continue_after_a_group_has_stopped(with_stopped):
     with Tables(with_stopped) as tables:
         check_stopped(tables)
 
 
 @pytest.mark.ring2
-def test_steps_of_time_go_on_on_spark_too(with_stopped, spark):
+def test_time_steps_continue_after_a_group_has_stopped_on_spark(with_stopped, spark):
     check_stopped({name: kproxy.spark.table(spark, str(with_stopped), name) for name in OF_LAG})
 
 
 def by_followers(t):
-    """Consumers in a rack, each of a topic of its own; those of `growing` and `idle` for a minute."""
+    """Consumers in a rack, each with its own topic; those of `growing` and `idle` run for a minute."""
     for number, topic in enumerate(("led", "denied", "elected", "growing", "idle"), 1):
         t.metadata(topic, number, brokers=(1, 2))
 
     def fetch(topic, at, end, broker):
         t.fetch(topic, at, end, rack="b", broker=broker, client=f"of {topic}")
 
-    fetch("led", 20, 50, 1)  # by the leader
+    fetch("led", 20, 50, 1)  # from the leader
     fetch("led", 40, 45, 2)
     fetch("told", 60, 60, 2)
     t.produce("told", 90, 10)
@@ -452,7 +452,7 @@ def by_followers(t):
         fetch("idle too", 10, 10, 2)
 
 
-BEHIND = {  # topic: lag of the first and the last fetch; None: unknown
+BEHIND = {  # topic: lag at the first and the last fetch; None: unknown
     "led": (30, 10),
     "told": (None, 40),
     "alone": (None, None),
@@ -464,7 +464,7 @@ BEHIND = {  # topic: lag of the first and the last fetch; None: unknown
     "idle": (None, None),
     "idle too": (None, None),
 }
-# Tables from before schema version 7 do not say whose answer may be a follower's.
+# Tables of schema versions below 7 do not mark responses that may be from a follower.
 BEHIND_BEFORE = BEHIND | {
     "led": (30, 10),
     "told": (0, 0),
@@ -482,7 +482,7 @@ def followed(tmp_path_factory):
 
 
 def without_ends(frames):
-    """As tables from before schema version 7 have it."""
+    """The tables as in schema versions below 7."""
     columns = [name for name in frames["partitions"].columns if name != "end_offset"]
     chosen = ", ".join(f"`{name}`" for name in columns)
     before = f"select {chosen}, cast(null as bigint) as end_offset from partitions"
@@ -490,7 +490,7 @@ def without_ends(frames):
 
 
 def said_of_followers(frames):
-    """By topic: the first and the last lag as `lag` says it, and what `behind` says."""
+    """By topic: the first and the last lag of `lag`, and the figures of `behind`."""
     theirs = "client like 'of %'"
     by_client = dicts(jobs.lag(*(frames[name] for name in OF_LAG), where=theirs))
     assert all((row["unknown"] == NO_LEADER) == (row["last_lag_records"] is None) for row in by_client)
@@ -505,12 +505,12 @@ def check_followers(frames, truth):
     assert behind == {topic: (last, last, int(last is None)) for topic, (_, last) in truth.items()}
 
 
-def test_who_reads_from_a_follower_is_behind_the_leaders_end_or_nobody_knows(followed):
+def test_the_lag_of_a_follower_fetch_is_relative_to_the_leaders_end_or_unknown(followed):
     with Tables(followed) as tables:
         check_followers({name: tables[name] for name in OF_LAG}, BEHIND)
 
 
-def test_tables_without_ends_of_logs_are_taken_at_their_word_but_for_known_followers(followed):
+def test_without_log_ends_high_watermarks_are_trusted_except_those_of_known_followers(followed):
     with Tables(followed) as tables:
         check_followers(without_ends({name: tables[name] for name in OF_LAG}), BEHIND_BEFORE)
 
@@ -526,12 +526,12 @@ def test_a_lag_grows_by_the_leaders_end_and_not_by_a_followers(followed):
 
 
 def groups_of_followers(t):
-    """Groups whose consumers read from a follower, each of a topic of its own; that of `falling` for a minute."""
+    """Groups whose consumers read from a follower, each with its own topic; that of `falling` runs for a minute."""
     t.metadata("led", 1, brokers=(1, 2))
     for name in ("alone", "led", "told", "denied"):
         t.commit(name, name, 10)
     t.fetch("alone", 10, 100, rack="b", broker=2)
-    t.fetch("led", 10, 50, rack="b", broker=1)  # by the leader
+    t.fetch("led", 10, 50, rack="b", broker=1)  # from the leader
     t.fetch("told", 10, 60, rack="b", broker=2)
     t.produce("told", 90, 10)
     t.produce("again", 0, 1000)
@@ -543,7 +543,7 @@ def groups_of_followers(t):
         t.commit("falling", "falling", 10)
 
 
-GROUPS_BEHIND = {  # group: committed offset, end, lag, lag at least, why it is not known
+GROUPS_BEHIND = {  # group: committed offset, log end offset, lag, lag at least, reason if it is unknown
     "alone": (10, None, None, 90, NO_LEADER),
     "led": (10, 50, 40, 40, None),
     "told": (10, 100, 90, 90, None),
@@ -563,7 +563,7 @@ def of_groups(found):
     return {row["group_id"]: tuple(row[name] for name in columns) for row in found}
 
 
-def test_a_group_is_behind_an_end_that_a_leader_told_or_by_so_much_at_least(followed_groups):
+def test_the_lag_of_a_group_is_relative_to_a_leaders_end_or_a_lower_bound(followed_groups):
     with Tables(followed_groups) as tables:
         inputs = [tables[name] for name in OF_LAG]
         found = dicts(jobs.group_lag(*inputs))
@@ -572,7 +572,7 @@ def test_a_group_is_behind_an_end_that_a_leader_told_or_by_so_much_at_least(foll
     assert all(row["catch_up_ns"] is row["behind_ns"] is None for row in found if row["lag_records"] is None)
 
 
-def test_tables_without_ends_of_logs_have_the_lag_of_groups_but_by_known_followers(followed_groups):
+def test_without_log_ends_groups_have_a_lag_except_by_known_followers(followed_groups):
     told_by_high_watermarks = {
         "alone": (10, 100, 90, 90, None),
         "told": (10, 60, 50, 50, None),
@@ -585,7 +585,7 @@ def test_tables_without_ends_of_logs_have_the_lag_of_groups_but_by_known_followe
     assert found == GROUPS_BEHIND | told_by_high_watermarks
 
 
-def test_a_lag_that_is_not_known_grows_by_so_much_at_least(followed_groups):
+def test_an_unknown_lag_grows_by_its_lower_bound(followed_groups):
     few = limits({"lag_records_min": 100, "lag_span_s": 10})
     with Tables(followed_groups) as tables:
         (found,) = (one for one in findings(tables, few) if one.kind == "growing_lag")
@@ -602,7 +602,7 @@ def test_lag_of_groups_that_read_from_followers_is_the_same_on_spark(followed_gr
 
 
 @pytest.mark.ring2
-def test_lag_of_who_reads_from_followers_is_the_same_on_spark(followed, spark):
+def test_lag_of_follower_fetches_is_the_same_on_spark(followed, spark):
     frames = {name: kproxy.spark.table(spark, str(followed), name) for name in OF_LAG}
     check_followers(frames, BEHIND)
     check_followers(without_ends(frames), BEHIND_BEFORE)

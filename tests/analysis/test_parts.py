@@ -1,4 +1,4 @@
-"""Where the time of exchanges went: the parts are the whole, for every exchange of real traffic, on both engines."""
+"""The parts of the time of an exchange add up to the whole, for every exchange of real traffic, on both engines."""
 
 import pytest
 
@@ -14,8 +14,8 @@ __all__ = ["frame", "tables"]
 COLUMNS = ("sending_ns", "queue_ns", "muted_ns", "broker_ns", "receiving_ns", "loss_ns", "closed_window_ns")
 
 
-def test_the_parts_are_the_whole_time_of_each_exchange(tables):
-    """As the tables have them, and as questions cut them further."""
+def test_the_parts_add_up_to_the_whole_time_of_each_exchange(tables):
+    """The parts in the tables, and the finer ones of `slow`."""
     with Tables(tables) as duck:
         exchanges = dicts(engine.ask({"t": duck["exchanges"]}, a="select * from t"))
         told = dicts(timing.each(duck["exchanges"], duck["connections"]))
@@ -30,7 +30,7 @@ def test_the_parts_are_the_whole_time_of_each_exchange(tables):
         assert min(parts) >= 0 and sum(parts) == row["total_ns"]
 
 
-def test_a_run_of_waits_is_one_row_with_what_stood_at_its_head(frame):
+def test_a_run_of_waiting_exchanges_is_one_row_with_the_exchange_at_its_head(frame):
     def at(number, begun_ms, ended_ms, **columns):
         times = {"request_start_ns": begun_ms * MS, "response_end_ns": ended_ms * MS}
         return exchange(number, latency=ended_ms - begun_ms, **times, **columns)
@@ -42,7 +42,7 @@ def test_a_run_of_waits_is_one_row_with_what_stood_at_its_head(frame):
             *(at(n, 10 * n, 2001 + n, queue_ns=1900 * MS, in_flight=n) for n in range(1, 6)),
             at(6, 9000, 9010, throttle_ms=900),
             *(at(n, 9020, 9930 + n, muted_ns=890 * MS) for n in (7, 8)),
-            at(9, 60_000, 60_300, queue_ns=250 * MS),  # much later: another run
+            at(9, 60_000, 60_300, queue_ns=250 * MS),  # much later: a second run
             at(10, 70_000, 70_000, outcome="unanswered", total_ns=None, latency_ns=None),
         ],
     )
@@ -67,8 +67,8 @@ def test_a_run_of_waits_is_one_row_with_what_stood_at_its_head(frame):
         timing.slow(table, ends, by=["topic"])
 
 
-def test_what_waits_when_the_capture_ends_is_slow_if_it_is_overdue(frame):
-    """The capture ends with its last packet of any connection; a long poll may wait."""
+def test_a_request_that_waits_at_the_end_of_the_capture_is_slow_if_overdue(frame):
+    """The capture ends with the last packet of any connection; a long poll is not overdue."""
     waits = {"outcome": "unanswered", "total_ns": None, "latency_ns": None, "request_start_ns": 0, "request_end_ns": 0}
     asked = (
         {},
@@ -84,7 +84,7 @@ def test_what_waits_when_the_capture_ends_is_slow_if_it_is_overdue(frame):
     assert dict(rows(answer, "number", "explanation")) == {0: said, 2: said}
 
 
-def test_lost_segments_are_the_cause_only_where_they_delayed_something(frame):
+def test_lost_segments_are_the_cause_only_if_they_delayed_something(frame):
     lost = {"retransmissions": 1, "closed_window_ns": 0, "loss_ns": 300 * MS, "broker_ns": 20 * MS}
     spurious = lost | {"loss_ns": 0, "broker_ns": 320 * MS}
     reader = spurious | {"retransmissions": 0, "closed_window_ns": 300 * MS, "broker_ns": 20 * MS}
@@ -98,7 +98,7 @@ def test_lost_segments_are_the_cause_only_where_they_delayed_something(frame):
     }
 
 
-def test_of_a_fetch_whose_version_is_unknown_a_long_poll_is_not_excluded(frame):
+def test_a_fetch_of_an_unknown_version_may_be_a_long_poll(frame):
     asked = ({"api": "Fetch"}, {"api": "Fetch", "max_wait_ms": 0}, {})
     table = frame(EXCHANGES, [exchange(n, latency=320, broker_ns=320 * MS, **of) for n, of in enumerate(asked)])
     answer = timing.slow(table, frame(CONNECTIONS, [{"source": "a.pcap", "connection": 9}]), replicas=True)

@@ -1,4 +1,4 @@
-"""The questions about ZooKeeper, asked of a real capture: what it did is what its own log and its consumers' say."""
+"""The jobs about ZooKeeper on a real capture: their answers agree with ZooKeeper's log and the consumers' logs."""
 
 import gzip
 import json
@@ -17,7 +17,7 @@ OLD = DATA.parent / "knowledge"
 
 @pytest.fixture(scope="module")
 def tables(tmp_path_factory):
-    """The tables of the capture, all of them from `convert`."""
+    """All tables that `convert` makes of the capture."""
     folder = tmp_path_factory.mktemp("old") / "tables"
     convert([DATA / "k0102_zkgroup_a.pcap.zst"], folder)
     with Tables(folder) as found:
@@ -29,12 +29,12 @@ def asked(tables, name):
     return job.run(*(tables[table] for table in job.tables)).arrow().to_pylist()
 
 
-def test_the_timeline_has_every_change_and_every_session_of_zookeepers_log(tables):
+def test_the_timeline_contains_every_change_and_session_of_zookeepers_log(tables):
     told = asked(tables, "registry")
     ops = {"created": "create", "changed": "setData", "deleted": "delete"}
     changed = {(row["session"], ops[row["change"]], row["zxid"]) for row in told if row["change"] in ops}
     logged = {(f"0x{line.session:x}", line.op, line.zxid) for line in log() if line.op in ops.values()}
-    assert changed <= logged  # those of offsets are not changes of the cluster
+    assert changed <= logged  # changes of offsets are not changes of the cluster
     assert len(changed) > 250
     sessions = Counter(row["change"] for row in told if row["kind"] == "session")
     assert sessions["began"] == sum(line.op == "createSession" for line in log())
@@ -44,12 +44,12 @@ def test_the_timeline_has_every_change_and_every_session_of_zookeepers_log(table
     assert {row["path"] for row in closed if row["kind"] == "broker"} == {"/brokers/ids/1", "/brokers/ids/2"}
     assert Counter(row["change"] for row in told if row["kind"] == "consumer_owner")["lost"] == 1
     elected = [row["detail"] for row in told if (row["kind"], row["change"]) == ("controller", "created")]
-    assert [json.loads(detail)["brokerid"] for detail in elected] == [2, 1, 2]  # 2 stops and comes back, then 1 stops
+    assert [json.loads(detail)["brokerid"] for detail in elected] == [2, 1, 2]  # 2 stops and returns, then 1 stops
     assert any('"isr":[1]' in row["detail"] for row in told if row["kind"] == "partition_state")
 
 
-def test_conditions_choose_sessions_and_what_went_with_them(tables):
-    """Of the timeline, not of the table: there a session is of no kind, and a node that goes with it has no row."""
+def test_conditions_select_sessions_and_their_ephemeral_nodes(tables):
+    """Conditions apply to the timeline, not to the table, which lacks the kind of sessions and rows of their nodes."""
     told = asked(tables, "registry")
 
     def chosen(where):
@@ -62,16 +62,16 @@ def test_conditions_choose_sessions_and_what_went_with_them(tables):
     frozen = chosen("session = '0x1a200e43164000e' and kind in ('session', 'consumer_owner')")
     assert [row["change"] for row in frozen if row["kind"] == "session"] == ["began", "closed"]
     assert {row["change"] for row in frozen} > {"gone_with_session"}
-    assert all(row["path"] for row in chosen("op = 'create'"))  # columns that the timeline has not
+    assert all(row["path"] for row in chosen("op = 'create'"))  # the timeline lacks this column
 
 
-def test_consumers_tells_each_rebalance_its_herd_and_the_two_owners_of_a_partition(tables):
+def test_consumers_lists_rebalances_with_rejoining_members_and_partitions_with_two_owners(tables):
     told = asked(tables, "consumers")
     assert [row["rejoined"] for row in told] == [0, 1, 2, 3, 4, 4, 3, 2, 2, 3, 3, 2, 1, 0]
     assert [row["races_lost"] for row in told] == [0] * 10 + [1, 0, 0, 0]
     assert all(row["claimed"] >= 8 for row in told[:10])
     assert all(0 < row["stood_still_ns"] < 2_000_000_000 for row in told[1:10])
-    # c2 was frozen past its session. The eighth rebalance gave its partitions away; thawed, it fetched them still.
+    # c2 was frozen until its session expired, and rebalance 8 reassigned its partitions; thawed, it still fetched them.
     stale = {row["generation"]: row for row in told if row["stale_fetches"]}
     assert stale.keys() == {8}
     (thawed,) = [deed for deed in deeds() if deed.what == "thaw"]
@@ -79,8 +79,8 @@ def test_consumers_tells_each_rebalance_its_herd_and_the_two_owners_of_a_partiti
     assert began_ns + stale[8]["stale_ns"] > thawed.time_s * 1e9
 
 
-def test_rebalances_of_captures_that_were_converted_one_by_one_are_told_apart(tables):
-    """Each has a first generation. The second one is the first a day later."""
+def test_rebalances_of_captures_that_were_converted_separately_are_distinguished(tables):
+    """Both captures have a first generation. The second capture is the first one, a day later."""
     times = {
         "rebalances": ("started_ns", "joined_ns", "ended_ns"),
         "exchanges": ("request_start_ns",),
@@ -98,8 +98,8 @@ def test_rebalances_of_captures_that_were_converted_one_by_one_are_told_apart(ta
 
 
 @pytest.mark.parametrize("release", ["0.10.2.2", "0.8.2.2"])
-def test_two_owners_of_a_partition_are_a_split_brain_whoever_coordinates(tables, release, tmp_path):
-    """c2 was frozen past its session: thawed, it fetched what it had owned until it read who is there now."""
+def test_two_owners_of_a_partition_are_a_split_brain_with_any_kind_of_coordination(tables, release, tmp_path):
+    """c2 was frozen until its session expired: then it fetched its former partitions until it read the new members."""
     if release == "0.10.2.2":
         found, thawed_s, clients = asked(tables, "split-brain"), [], ("app-2", "app-3")
         thawed_s = next(deed.time_s for deed in deeds() if deed.what == "thaw")

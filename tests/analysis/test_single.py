@@ -1,4 +1,4 @@
-"""One exchange and what stood before it, also where captures overlap: both have the connection, under one id."""
+"""One exchange and those before it, also with overlapping captures, which have the connection under the same id."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def twice(tmp_path_factory):
         yield tables
 
 
-def test_an_exchange_is_explained_by_one_source(twice):
+def test_an_exchange_in_two_captures_is_explained_from_one(twice):
     (connection,) = {row["connection"] for row in dicts(twice["connections"])}
     (explained,) = dicts(single.explained(twice, connection, 4))
     assert (explained["source"], explained["number"]) == ("a.pcap", 4)
@@ -36,14 +36,14 @@ def test_an_exchange_is_explained_by_one_source(twice):
         assert [row["number"] for row in before] == [1, 2, 3, 4]
 
 
-def test_each_source_has_its_connection(twice):
+def test_a_connection_in_two_captures_counts_twice(twice):
     (found,) = dicts(jobs.talkers(twice["exchanges"], by=["client"]))
     assert (found["exchanges"], found["connections"]) == (10, 2)
 
 
 @pytest.mark.parametrize("others", (0, 20))
-def test_a_request_that_nobody_answers_waits_until_the_last_connection_ends(tmp_path, others):
-    """And its wait is not that of another cause where the capture ends with it."""
+def test_an_unanswered_request_waits_until_the_last_connection_ends(tmp_path, others):
+    """If the capture ends with the request, it has waited for 0 ns, and the cause is still "unanswered"."""
     waiting, busy = Wire().shake().ask(1).send(0, request(2)), Wire(client=(packet.CLIENT[0], 50000)).shake()
     waiting.packets += busy.ask(*range(others)).packets
     step_ns = 1_000_000_000
@@ -53,5 +53,5 @@ def test_a_request_that_nobody_answers_waits_until_the_last_connection_ends(tmp_
     with Tables(tmp_path / "tables") as tables:
         (row,) = dicts(ask({"t": tables["exchanges"]}, some="select * from t where outcome = 'unanswered'"))
         (explained,) = dicts(single.explained(tables, row["connection"], row["number"]))
-    waited_ns = (3 + 2 * others) * step_ns  # the other handshake too
+    waited_ns = (3 + 2 * others) * step_ns  # the handshake of the other connection too
     assert (explained["cause"], explained["total_ns"]) == ("unanswered", waited_ns if others else 0)

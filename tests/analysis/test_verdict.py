@@ -1,4 +1,4 @@
-"""The verdict: figures of all requests, and a sentence of causes with what followed from them."""
+"""The verdict: figures of all requests, and a sentence with the causes and their consequences."""
 
 import json
 from dataclasses import replace
@@ -21,9 +21,9 @@ NS = 10**9
 
 
 def outage(place, also=lambda table: None, tried_s=()):
-    """Broker 2 is gone from 20 s to 32 s, and what it was asked in the second before is never answered.
+    """Broker 2 is gone from 20 s to 32 s, and never answers the requests of the second before.
 
-    tried_s: when clients connect to it meanwhile, in vain.
+    tried_s: times of failed connects to it.
     """
     table = made.Made()
     for number in range(400):
@@ -68,7 +68,7 @@ def outage(place, also=lambda table: None, tried_s=()):
 @pytest.mark.parametrize(
     ("tried_s", "said"), [((25, 31.5), "13.1 s"), ((25,), "6.10 s to 13.1 s"), ((), "999 ms to 13.1 s")]
 )
-def test_an_outage_that_nobody_asked_about_at_its_end_is_told_by_its_least_and_its_most(tmp_path, tried_s, said):
+def test_an_outage_with_an_unobserved_end_has_a_minimum_and_a_maximum_duration(tmp_path, tried_s, said):
     with Tables(outage(tmp_path / "tables", tried_s=tried_s)) as tables:
         found = findings(tables, limits({"unanswered_min": 5}))
         answer = verdict(tables, found)
@@ -79,7 +79,7 @@ def test_an_outage_that_nobody_asked_about_at_its_end_is_told_by_its_least_and_i
 
 
 def test_a_second_outage_does_not_inherit_the_elections_of_the_first(tmp_path):
-    """Broker 2 is killed twice within half a minute, and leads nothing the second time."""
+    """Broker 2 is killed twice within half a minute, and is not a leader the second time."""
 
     def again(table):
         for partition in range(3):
@@ -104,7 +104,7 @@ def test_a_second_outage_does_not_inherit_the_elections_of_the_first(tmp_path):
     assert len(gone) == 2 and not any(one.is_controlled_shutdown for one in gone)
 
 
-def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
+def test_the_sentence_begins_with_a_broker_that_was_gone_and_the_failed_requests(tmp_path):
     with Tables(outage(tmp_path / "tables")) as tables:
         found = findings(tables, limits({"unanswered_min": 5}))
         said = verdict(tables, found)
@@ -122,8 +122,8 @@ def test_a_broker_that_was_gone_is_said_first_with_what_failed(tmp_path):
 
 
 @pytest.mark.parametrize(("before", "after", "is_in_order"), [(2, 1, True), (0, 3, False), (1, 2, False)])
-def test_a_broker_that_handed_its_leaders_over_was_stopped_in_order(tmp_path, before, after, is_in_order):
-    """Others lead before it falls silent; one that is killed loses them behind that."""
+def test_a_broker_that_moved_its_leaders_before_its_end_had_a_controlled_shutdown(tmp_path, before, after, is_in_order):
+    """Other brokers lead before it falls silent; a killed broker loses its leaders afterwards."""
 
     def leaders(table):
         for partition in range(before + after):
@@ -144,8 +144,8 @@ def test_a_broker_that_handed_its_leaders_over_was_stopped_in_order(tmp_path, be
     assert ("out-of-memory" in gone.change) != is_in_order
 
 
-def test_a_broker_that_others_name_again_is_back_though_nobody_asks_it(tmp_path):
-    """A broker that knows it for dead later than others names it once more before."""
+def test_a_broker_that_metadata_names_again_is_back_although_no_client_uses_it(tmp_path):
+    """In between, a broker with outdated metadata names it once more."""
 
     def named(table):
         for at_s, change in ((21, "gone"), (22, "appeared"), (22.5, "gone"), (26, "appeared")):
@@ -158,8 +158,8 @@ def test_a_broker_that_others_name_again_is_back_though_nobody_asks_it(tmp_path)
 
 
 @pytest.mark.parametrize("clients", [2, 1])
-def test_a_broker_that_stands_still_when_the_capture_ends_is_a_finding(tmp_path, clients):
-    """One client alone may wait for itself."""
+def test_a_broker_that_stands_still_at_the_end_of_the_capture_is_a_finding(tmp_path, clients):
+    """With one client alone, the cause may be the client."""
     table = made.Made()
     for number in range(400):
         at_s = number / 10
@@ -184,8 +184,8 @@ def test_a_broker_that_stands_still_when_the_capture_ends_is_a_finding(tmp_path,
 
 
 @pytest.mark.parametrize("clients", [2, 1])
-def test_a_broker_that_stands_still_when_the_capture_begins_is_a_finding(tmp_path, clients):
-    """From the first request that it keeps waiting; one client alone may wait for itself."""
+def test_a_broker_that_stands_still_at_the_start_of_the_capture_is_a_finding(tmp_path, clients):
+    """It begins with the first delayed request. With one client alone, the cause may be the client."""
     table = made.Made()
     for number in range(200):
         at_s = number / 10
@@ -208,8 +208,8 @@ def test_a_broker_that_stands_still_when_the_capture_begins_is_a_finding(tmp_pat
     assert ("broker 2 stood still for 6.00 s" in told) == (clients == 2), told
 
 
-def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
-    """Of those that lack replicas half failed a minute later."""
+def test_only_requests_that_failed_during_an_outage_count_as_its_consequences(tmp_path):
+    """Half of the requests with too few replicas failed a minute later."""
 
     def refused(table):
         for number in range(16):
@@ -235,17 +235,17 @@ def test_requests_are_counted_to_an_outage_while_it_lasts(tmp_path):
     [
         ([("appeared", 0.5), ("gone", 4)], 0.1, None, False, "up to its end 40.0 s later"),
         ([("appeared", 0.5), ("gone", 4), ("appeared", 21)], 0.1, 22, False, "for 21.0 s"),
-        ([], None, None, False, "up to its end 40.0 s later"),  # no Metadata names it, and partitions lack it
+        ([], None, None, False, "up to its end 40.0 s later"),  # absent from Metadata and from the ISR
         ([("appeared", 0.5)], 0.1, None, True, None),  # an address that clients cannot reach
         ([("appeared", 0.5), ("gone", 20)], 18, None, True, None),  # it stopped later
-        ([("appeared", 0.5), ("gone", 4)], 0.1, 0.2, False, None),  # it served somebody
-        ([("appeared", 0.5)], None, None, False, None),  # it is there, and its replicas fell behind
+        ([("appeared", 0.5), ("gone", 4)], 0.1, 0.2, False, None),  # it answered a request
+        ([("appeared", 0.5)], None, None, False, None),  # it is there, with replicas out of sync
     ],
 )
-def test_a_broker_that_stopped_before_the_capture_is_said_not_to_have_been_there(
+def test_a_broker_that_stopped_before_the_capture_is_reported_as_absent(
     tmp_path, named, tried_s, served_s, is_in_sync, said
 ):
-    """Broker 2 has a replica of each topic; the only one of `lone`, which has no leader then."""
+    """Broker 2 has a replica of each topic, and the only one of `lone`, which is without a leader."""
     table = made.Made()
     made.absence(table, named, tried_s, served_s, is_in_sync=is_in_sync)
     with Tables(table.write(tmp_path / "tables")) as tables:
@@ -262,8 +262,8 @@ def test_a_broker_that_stopped_before_the_capture_is_said_not_to_have_been_there
 
 
 @pytest.mark.parametrize(("back_s", "said"), [(21, "12.0 s to 21.0 s: "), (None, "12.0 s to 40.0 s, up to its end")])
-def test_a_broker_that_was_absent_until_nobody_asked_is_told_by_its_least_and_its_most(tmp_path, back_s, said):
-    """The last Metadata without it comes long before the first that names it again, or before the end."""
+def test_an_absence_with_an_unobserved_end_has_a_minimum_and_a_maximum_duration(tmp_path, back_s, said):
+    """The last Metadata response without it is long before the first that names it again, or before the end."""
     table = made.Made()
     back = [] if back_s is None else [("appeared", back_s)]
     served_s = None if back_s is None else back_s + 1
@@ -281,7 +281,7 @@ def test_a_broker_that_was_absent_until_nobody_asked_is_told_by_its_least_and_it
 
 
 @pytest.mark.parametrize(("asked", "severity"), [(300, "warning"), (20, "critical")])
-def test_one_request_of_many_that_waits_is_no_standstill_of_its_client(tmp_path, asked, severity):
+def test_the_severity_of_one_waiting_request_depends_on_its_share(tmp_path, asked, severity):
     table = made.Made()
     for number in range(asked):
         at_ns = made.START_NS + round(number * 40 / asked * NS)
@@ -296,10 +296,10 @@ def test_one_request_of_many_that_waits_is_no_standstill_of_its_client(tmp_path,
     assert (one.severity, dict(one.evidence)["still_wait"]) == (severity, 1)
 
 
-def test_the_same_words_count_the_same_everywhere(tmp_path):
-    """A client that goes on misses its answers, one that ends does not, nor does a consumer that left its group where
-    another follows under its name; one that waits at the capture's end does if it is overdue; what Metadata refuses is
-    refused."""
+def test_unanswered_and_refused_requests_are_counted_alike_everywhere(tmp_path):
+    """Unanswered are requests of a client that continues, and overdue ones at the end of the capture; not those of a
+    client that ends, nor of a consumer that left its group and has a successor of the same name. Topics that Metadata
+    refuses are refused."""
 
     def also(table):
         lost = {"outcome": "unanswered", "latency_ns": None}
@@ -334,8 +334,8 @@ def test_the_same_words_count_the_same_everywhere(tmp_path):
     assert parts == "11 unanswered, 5 refused; 1 answer with errors of rebalances and elections apart"
 
 
-def test_an_overview_says_what_was_not_answered_and_how_many_findings_there_are(tmp_path, capsys):
-    """A group that asks for its first coordinator has lost none."""
+def test_an_overview_shows_unanswered_requests_and_the_number_of_findings(tmp_path, capsys):
+    """A group that looks for its first coordinator has not lost one."""
     trouble = {
         "event": "coordinator_not_found",
         "group_id": "new-g",
@@ -383,11 +383,11 @@ def test_an_overview_computes_the_lags_of_groups_once(tmp_path, monkeypatch, cap
         show_overview("analyze", ["tables"], tables, shown="json", **given)
         told = json.loads(capsys.readouterr().out)
         alone = verdict(tables, findings(tables)).figures
-    assert len(asked) == 3  # one of the overview, and two of a verdict and findings by themselves
+    assert len(asked) == 3  # one by the overview, and two by a separate verdict and findings
     assert told["verdict"]["figures"]["behind_records"] == alone.behind_records
 
 
-def test_a_timeline_has_what_users_felt_in_the_order_of_time(tmp_path):
+def test_a_timeline_lists_the_effects_on_users_in_order_of_time(tmp_path):
     with Tables(outage(tmp_path / "tables")) as tables:
         said = verdict(tables, findings(tables, limits({"unanswered_min": 5})))
     (gone,) = [one for one in said.findings if one.kind == "broker_gone"]
@@ -398,10 +398,10 @@ def test_a_timeline_has_what_users_felt_in_the_order_of_time(tmp_path):
     times = [f"2026-01-01 00:00:{second}" for second in ("00.0", "18.9")]
     assert events[:2] == [(times[0], "group g: lag that grows"), (times[1], "broker 2 was gone for 999 ms to 13.1 s")]
     assert len(events) == EVENTS_SAID
-    assert more_events(said) == 11 - EVENTS_SAID  # advice is no event
+    assert more_events(said) == 11 - EVENTS_SAID  # advice is not an event
 
 
-def test_an_overview_says_how_many_events_its_timeline_leaves_out(tmp_path, monkeypatch, capsys):
+def test_an_overview_shows_the_number_of_events_omitted_from_its_timeline(tmp_path, monkeypatch, capsys):
     def throttle(table):
         for number in range(100):
             for client in ("over", "over-too"):
@@ -417,8 +417,8 @@ def test_an_overview_says_how_many_events_its_timeline_leaves_out(tmp_path, monk
     assert "\nand 1 more: kproxy analyze findings tables\n" in capsys.readouterr().out
 
 
-def test_what_shows_itself_by_signs_alone_is_not_said_to_be_missing(tmp_path):
-    """A capture that begins behind the end of a broker has connects that fail, and no broker that went."""
+def test_a_cause_with_visible_symptoms_is_not_reported_as_not_found(tmp_path):
+    """A capture that begins after a broker's end has failed connects, but no broker that stopped."""
     apis = ("Produce", "Metadata", "Heartbeat", "EndTxn")
     with Tables(outage(tmp_path / "tables")) as tables:
         said = verdict(tables, findings(tables))
@@ -437,7 +437,7 @@ def test_what_shows_itself_by_signs_alone_is_not_said_to_be_missing(tmp_path):
 
 
 def test_other_causes_are_named_by_their_titles(tmp_path):
-    """In words, the gravest first, and bounded."""
+    """Numbers as words, the most severe causes first, and a limited number of them."""
     with Tables(outage(tmp_path / "tables")) as tables:
         said = verdict(tables, findings(tables, limits({"unanswered_min": 5})))
     (gone,) = [one for one in said.findings if one.kind == "broker_gone"]
@@ -453,7 +453,7 @@ def test_other_causes_are_named_by_their_titles(tmp_path):
     assert "; and one more cause: lag that grows." in sentence(one)
 
 
-def test_partitions_without_a_commit_are_said_beside_the_lag(tmp_path):
+def test_partitions_without_a_commit_are_mentioned_next_to_the_lag(tmp_path):
     def also(table):
         for api, at_s in (("OffsetCommit", 1), ("Produce", 2)):
             key = table.exchange("reader", api, at_s, group_id="g" if api == "OffsetCommit" else None)
@@ -478,7 +478,7 @@ def test_partitions_without_a_commit_are_said_beside_the_lag(tmp_path):
     )
 
 
-def test_calm_traffic_is_said_to_be_calm(tmp_path):
+def test_the_verdict_of_healthy_traffic_mentions_no_failure(tmp_path):
     table = made.Made()
     for number in range(50):
         table.exchange("writer", "Produce", number, acks=-1)
@@ -488,10 +488,10 @@ def test_calm_traffic_is_said_to_be_calm(tmp_path):
     assert [figure for _, figure, _ in figures(said)] == ["0 of 50 requests", "nobody", "2.00 ms", "nobody"]
 
 
-def test_a_comparison_begins_with_who_fails_more_often(tmp_path):
-    """The other fails in a third of its Heartbeats, half of these unanswered; its Produce is only slower.
+def test_a_comparison_begins_with_the_api_that_fails_more_often(tmp_path):
+    """A third of the other's Heartbeats fail, half of these without a response; its Produce is only slower.
 
-    A Heartbeat that either capture cuts off a second before its end has not failed.
+    A Heartbeat in flight a second before the end of either capture has not failed.
     """
     sides = []
     for name, failing in (("one", False), ("other", True)):
