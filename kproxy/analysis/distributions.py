@@ -147,10 +147,10 @@ def leader_changes(leadership: Frame, every: str | None = None) -> Frame:
     times = f"{bucket(every)} as `time`, " if every else ""
     return ask(
         {"leadership": leadership},
-        told="select *, concat_ws(' ', topic, cast(`partition` as string)) as place from leadership",
+        with_place="select *, concat_ws(' ', topic, cast(`partition` as string)) as place from leadership",
         answer=f"""
             select {times} cluster, change, count(*) as changes, count(distinct place) as partitions,
                 max(time_ns) as last_ns
-            from told group by all
+            from with_place group by all
             {order("changes desc", "cluster nulls first", "change", every=every)}""",
     )

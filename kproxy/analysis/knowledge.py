@@ -34,7 +34,7 @@ def groups(group_events: Frame, rebalances: Frame) -> Frame:
     """
     return ask(
         {"group_events": group_events, "rebalances": rebalances},
-        said="""
+        event_counts="""
             select cluster, group_id, protocol, min(time_ns) as first_ns, max(time_ns) as last_ns,
                 count(distinct case when event = 'join_answered' and error is null then member_id end) as members_seen,
                 count_if(event = 'leave' and error is null) as `left`, count_if(event = 'expired') as expired,
@@ -60,8 +60,8 @@ def groups(group_events: Frame, rebalances: Frame) -> Frame:
                 max(coalesce(ended_ns, joined_ns) - started_ns) as longest_ns
             from rebalances group by all""",
         known=f"""
-            select a.* from said a where a.protocol != 'unknown' or not exists (
-                select 1 from said b where {_SAME_GROUP} and b.protocol != 'unknown')""",
+            select a.* from event_counts a where a.protocol != 'unknown' or not exists (
+                select 1 from event_counts b where {_SAME_GROUP} and b.protocol != 'unknown')""",
         answer=f"""
             select a.cluster, a.group_id, b.members, coalesce(b.rebalances, 0) as rebalances, c.worst_cause,
                 b.rebalancing_ns, b.longest_ns, a.expired, a.heartbeats_failed, a.commits_failed, a.`left`,
@@ -312,7 +312,7 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, conne
         answers="""
             select cluster, group_id, loss, error, count(*) as times from near where error is not null
             group by cluster, group_id, loss, error""",
-        told="""
+        error_lists="""
             select cluster, group_id, loss,
                 array_join(array_sort(collect_list(concat(error, ' ×', cast(times as string)))), ', ') as errors
             from answers group by cluster, group_id, loss""",
@@ -400,7 +400,7 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, conne
                         when refusals > 0 then 'the same broker stayed' else 'the same broker came back' end,
                     case when refusals > 0 then concat('; meanwhile ', t.errors) when had_none then ''
                         else '; meanwhile no answer' end) as happened
-            from phases l left join told t on {same_loss.format("t")}
+            from phases l left join error_lists t on {same_loss.format("t")}
             order by outage_ns desc nulls last, `time`, l.cluster nulls first, l.group_id""",
     )
 
@@ -415,7 +415,7 @@ def leadership(leadership: Frame) -> Frame:
     last = "named_struct('t', time_ns, 'e', coalesce(leader_epoch, -1))"
     return ask(
         {"leadership": leadership},
-        told="""
+        with_until="""
             select *, lead(time_ns) over (partition by cluster, topic, `partition` order by time_ns) as until_ns,
                 max(time_ns) over (partition by true) as end_ns
             from leadership""",
@@ -430,7 +430,7 @@ def leadership(leadership: Frame) -> Frame:
                     as out_of_sync,
                 max_by(change, {last}) as last_change, max_by(api, {last}) as told_by,
                 min(time_ns) as first_ns, max(time_ns) as last_ns, count(*) as changes
-            from told group by all""",
+            from with_until group by all""",
         answer=f"""
             select cluster, topic, `partition`, elections, shrunk, grown, moved, offline, offline_ns, leader,
                 leader_epoch, isr, replicas, out_of_sync, last_change, told_by,
@@ -479,7 +479,7 @@ def transactions(exchanges: Frame, partitions: Frame, transactions: Frame) -> Fr
                 select cluster, unix_micros(`time`) as us from exchanges
                 union all select cluster, unix_micros(`time`) from partitions) both_tables
             group by cluster""",
-        said=f"""
+        marked=f"""
             select {keys}, cluster, transactional_id, api, {GROUPS["client"]} as client, unix_micros(`time`) as us,
                 case when api in ('EndTxn', 'InitProducerId') and coalesce(errors, 0) = 0 then 1 else 0 end as is_end
             from exchanges
@@ -487,7 +487,7 @@ def transactions(exchanges: Frame, partitions: Frame, transactions: Frame) -> Fr
         numbered=f"""
             select *, coalesce(sum(is_end) over (partition by cluster, transactional_id
                 order by us, {keys} rows between unbounded preceding and 1 preceding), 0) as nth
-            from said""",
+            from marked""",
         spans=f"""
             select cluster, transactional_id, nth, max(client) as client, count_if({_ADDS}) as requests,
                 min(case when {_ADDS} then us end) as began_us, max(us) as last_us,

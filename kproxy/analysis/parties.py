@@ -114,7 +114,7 @@ def errors(
             select source, connection, max(close = 'open') as is_open, max(closed_by) as closed_by,
                 max({WITHOUT_TLS}) as without_tls
             from connections group by source, connection""",
-        told=f"""
+        failures=f"""
             select f.*, coalesce(h.is_open and f.outcome = 'unanswered', false) as waits, i.part_error, m.is_missed,
                 h.closed_by, coalesce(h.without_tls, false) as without_tls
             from failed f left join inside i on f.fine and {keys}
@@ -126,7 +126,7 @@ def errors(
                 min(`time`) as first, max(`time`) as last,
                 {at_last(GROUPS["client"])} as last_client,
                 min(case when waits and is_missed is null then 1 else 0 end) as only_waits
-            from told group by all""",
+            from failures group by all""",
         answer=f"""
             select {grouped(by, every)}
                 exchanges, codes, clients, brokers, first, last, last_client

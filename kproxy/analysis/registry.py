@@ -53,12 +53,12 @@ def registry(registry: Frame, where: str | None = None, traffic: str | None = No
             from held h where h.newest = 1 and not exists (
                 select 1 from changes d where d.cluster = h.cluster and d.path = h.path and d.`change` = 'deleted'
                     and d.time_ns between h.time_ns and h.closed_ns)""",
-        told="""
+        timeline="""
             select * from sessions union all select * from gone union all
             select `time`, time_ns, cluster, kind, `change`, path, session, client_address, zxid, detail
             from changes""",
         answer=f"""
-            select `time`, cluster, kind, `change`, path, session, client_address, zxid, detail from told
+            select `time`, cluster, kind, `change`, path, session, client_address, zxid, detail from timeline
             where {where or "true"}
             order by time_ns, cluster, zxid nulls first, kind, path, `change`""",
     )

@@ -141,7 +141,7 @@ def topics(tables: Tables) -> Frame:
             select * from partitions where api in ('Produce', 'Fetch', 'ShareFetch') or direction = 'request'""",
         ours=without_brokers("moved"),
         **attempts(),
-        told=f"""
+        outcomes=f"""
             select o.*, coalesce(is_refused, not u.waits, false) as has_failed, coalesce(u.waits, false) as waits
             from ours o
             left join refused r on {same.format("r")} and {is_write} and r.of_topic = {TOPIC}
@@ -169,7 +169,7 @@ def topics(tables: Tables) -> Frame:
                 sum(case when api in ('Fetch', 'ShareFetch') and direction = 'response' then bytes end) as read_bytes,
                 sum(case when api in ('Fetch', 'ShareFetch') and direction = 'response' then records end)
                     as read_records
-            from told group by cluster, {TOPIC}""",
+            from outcomes group by cluster, {TOPIC}""",
         answer="""
             select c.cluster, c.topic, partitions, written_bytes, written_records, failed_attempts,
                 case when m.is_many is null then case when l.has_failed then l.lost_batches else 0 end end
@@ -194,7 +194,7 @@ def throttles(tables: Tables) -> Frame:
 def slowest(tables: Tables) -> Frame:
     """The slowest requests, without long polls: for each cause and API one row, that of the longest.
 
-    A throttle counts by client, whichever broker told it; time in a broker by broker, and all else by both.
+    A throttle counts by client, whichever broker reported it; time in a broker by broker, and all else by both.
     """
     answer = timing.slow(tables["exchanges"], tables["connections"])
     chosen = "`time`, total_ns, cause, api, client, broker, explanation, exchanges, head, source, connection, `number`"

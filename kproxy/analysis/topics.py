@@ -185,7 +185,7 @@ def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where
         refusals=f"""
             select distinct source, connection, `number`, {TOPIC} as of_topic, `partition`, 1 as is_refused
             from partitions where {COMMITS} and direction = 'response' and error_code != 0""",
-        told=f"""
+        ordered_commits=f"""
             select a.*, r.is_refused, unix_micros(a.`time`) - lag(unix_micros(a.`time`)) over before as gap_us,
                 a.`offset` < lag(a.`offset`) over before as is_back
             from asked a left join refusals r
@@ -199,6 +199,6 @@ def offsets(partitions: Frame, exchanges: Frame, every: str | None = None, where
                 {at_last("`offset`", "min_by")} as first_offset,
                 {at_last("`offset`")} as last_offset,
                 count_if(is_back) as went_back, count_if(is_refused = 1) as refused, max(`time`) as last
-            from told where {where or "true"} group by all
+            from ordered_commits where {where or "true"} group by all
             order by {"`time`," if every else ""} cluster nulls first, group_id, topic nulls first, `partition`""",
     )

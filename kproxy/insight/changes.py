@@ -225,11 +225,11 @@ def _items(reading: Reading, request: Body) -> list[Body]:
     if not reading.items:
         return [request]
     found: list[Body] = []
-    told = [request.get(array) for array in reading.items]
-    for array in told:
+    arrays = [request.get(array) for array in reading.items]
+    for array in arrays:
         for each in array or ():
             found.append(each if isinstance(each, dict) else {"name": each})
-    if not found and any(array is None for array in told) and not any(told):
+    if not found and any(array is None for array in arrays) and not any(arrays):
         return [{}]  # null means all resources, as in ElectLeaders
     return found
 
@@ -266,8 +266,8 @@ class _Outcomes:
     def __init__(self, reading: Reading, answer: Body | None) -> None:
         self._reading = reading
         self._answer = answer or {}
-        told = self._answer.get(reading.outcomes) if reading.outcomes else None
-        self._in_order: list[Body] | None = told if isinstance(told, list) else None
+        outcomes = self._answer.get(reading.outcomes) if reading.outcomes else None
+        self._in_order: list[Body] | None = outcomes if isinstance(outcomes, list) else None
         self._by_name: dict[tuple[Any, str], Body] = {}
         for outcome in self._in_order or ():
             kind = outcome.get(reading.kind) if reading.types else None

@@ -104,8 +104,8 @@ class ClassicGroup(Group):
             yield from self._close(self._forming)
             self._forming = None
 
-    def heard(self, member_id: str, at: int) -> None:
-        """A member gave a sign of life."""
+    def note_alive(self, member_id: str, at: int) -> None:
+        """Keep the latest time at which a member is known to be alive."""
         member = self.members.get(member_id)
         if member is not None:
             member.heard_ns = max(member.heard_ns, at)
@@ -285,7 +285,7 @@ class ClassicGroup(Group):
             if error == REBALANCE_IN_PROGRESS and number == self.generation:
                 self._move("join")
             return
-        self.heard(member_id, exchange.response_start)
+        self.note_alive(member_id, exchange.response_start)
         if number > self.generation:
             yield from self.finish()
             at = exchange.request_end
@@ -321,39 +321,39 @@ class ClassicGroup(Group):
     def _given(self, exchange: DecodedExchange, answer: Body) -> Iterator[GroupEvent]:
         """Yield the events of a SyncGroup response: partitions assigned and revoked, and tasks of Connect."""
         member = self.members.get(exchange.request["memberId"])
-        told = given(self.group_type, answer["assignment"])
-        if told is None:
+        assigned = given(self.group_type, answer["assignment"])
+        if assigned is None:
             yield self.event(exchange, "assigned", reason=f"{len(answer['assignment'])} bytes of {self.strategy}")
             return
         before = NOTHING
         if member is not None:
             before = member.owned if member.owned is not None else member.said_owned or NOTHING
-            member.owned = told.after(before)
+            member.owned = assigned.after(before)
             more = len(answer["assignment"]) - member.given_bytes  # it may send SyncGroup again
             member.given_bytes += more
             member.size_bytes += more
             self._held_bytes += more
-        owned = told.after(before)
+        owned = assigned.after(before)
         if before - owned:
             yield self.event(exchange, "revoked", reason=listed(before - owned))
         if owned - before:
             yield self.event(exchange, "assigned", reason=listed(owned - before))
-        if told.words:
-            yield self.event(exchange, "tasks_assigned", reason=told.words)
+        if assigned.words:
+            yield self.event(exchange, "tasks_assigned", reason=assigned.words)
 
     def _assigned(self, exchange: DecodedExchange, partitions: Counts, before: Counts) -> Iterator[GroupRow]:
         """Yield the leader's assignments, if their format is known, and for consumers whether the strategy agrees.
 
         A leader learns that a topic grew up to `metadata.max.age.ms` later than others, and rejoins then.
         """
-        told: dict[str, Given] = {}
+        assignments: dict[str, Given] = {}
         for each in exchange.request["assignments"][:MAX_MEMBERS]:
             parts = given(self.group_type, each["assignment"])
             if parts is None:
                 return
-            told[each["memberId"]] = parts
+            assignments[each["memberId"]] = parts
         owned: dict[str, Owned] = {}
-        for member_id, what in told.items():
+        for member_id, what in assignments.items():
             known = self.members.get(member_id)
             owned[member_id] = what.after(known.said_owned if known is not None else None)
         members = [
@@ -429,7 +429,7 @@ class ClassicGroup(Group):
             self._called.add(member_id)
 
     def _heartbeat(self, exchange: DecodedExchange, answer: Body, _: Known) -> Iterator[GroupEvent]:
-        self.heard(exchange.request["memberId"], exchange.request_end)
+        self.note_alive(exchange.request["memberId"], exchange.request_end)
         error, number = answer["errorCode"], exchange.request["generationId"]
         # JoinGroup responses wait for all members: until then only this error shows the rebalance. Brokers before 2.4
         # return the same error to members that wait for their assignment.
@@ -437,19 +437,19 @@ class ClassicGroup(Group):
             self._move("join")
         return self.failed(exchange, "heartbeat_failed", {error})
 
-    def described(self, exchange: DecodedExchange, told: Body) -> Iterator[GroupEvent]:
+    def described(self, exchange: DecodedExchange, description: Body) -> Iterator[GroupEvent]:
         """Learn state and members from a DescribeGroups response, where the wire did not show them; yield events."""
         yield from self.coordinated_by(exchange.broker_id, exchange)
-        state, members = told["groupState"], told["members"]
+        state, members = description["groupState"], description["members"]
         differs = (state, len(members)) != (self.state, len(self.members)) and self.generation != -1
         reason = f"{state}, {len(members)} members"
         reason += f"; seen here: {self.state}, {len(self.members)} members" if differs else ""
-        yield self.event(exchange, "described", error=told["errorCode"], reason=reason, generation=None)
-        if self._forming is not None or told["errorCode"] or state not in STATES.values():
+        yield self.event(exchange, "described", error=description["errorCode"], reason=reason, generation=None)
+        if self._forming is not None or description["errorCode"] or state not in STATES.values():
             return
         self.state = state
         if self.generation == -1:
-            self._adopt(told)
+            self._adopt(description)
             return
         there = {each["memberId"] for each in members}
         for member_id in sorted(self.members.keys() - there):
@@ -458,11 +458,11 @@ class ClassicGroup(Group):
             self.caused(at, "session_expired", member_id, "gone without a word: the coordinator expired its session")
             self._gone(member_id)
 
-    def _adopt(self, told: Body) -> None:
+    def _adopt(self, description: Body) -> None:
         """Take over the described members of a group without any other message so far."""
-        self.strategy = told["protocolData"] or None
-        self.group_type = group_type(told["protocolType"], self.strategy)
-        for each in told["members"][:MAX_MEMBERS]:
+        self.strategy = description["protocolData"] or None
+        self.group_type = group_type(description["protocolType"], self.strategy)
+        for each in description["members"][:MAX_MEMBERS]:
             member = Joined(each["memberId"], each.get("groupInstanceId"), each["clientId"], each["clientHost"])
             subscribe(member, self.group_type, each["memberMetadata"])
             self._held_bytes += len(each["memberMetadata"]) + len(each["memberAssignment"])

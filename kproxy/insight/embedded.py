@@ -110,10 +110,10 @@ def assigned(assignment: bytes | None) -> Owned | None:
     return None if body is None else partitions(body["assignedPartitions"])
 
 
-def partitions(told: Iterable[Body]) -> Owned | None:
+def partitions(topics: Iterable[Body]) -> Owned | None:
     """Return the (topic, index) pairs of topics with lists of partitions; None: more than MAX_OWNED."""
     found: set[Partition] = set()
-    for each in told:
+    for each in topics:
         if len(found) + len(each["partitions"]) > MAX_OWNED:
             return None
         found.update((each["topic"], index) for index in each["partitions"])
@@ -158,9 +158,9 @@ def _work(assignment: bytes | None) -> Given | None:
     return Given(owned, revoked if is_incremental else None, "; ".join(words) or None)
 
 
-def _tasks(told: Iterable[Body] | None) -> Owned | None:
+def _tasks(connectors: Iterable[Body] | None) -> Owned | None:
     """Return the (connector, task) pairs of connectors with lists of tasks; None: more than MAX_OWNED."""
-    return partitions({"topic": each["connector"], "partitions": each["tasks"]} for each in told or ())
+    return partitions({"topic": each["connector"], "partitions": each["tasks"]} for each in connectors or ())
 
 
 # --- Kafka Streams ----------------------------------------------------------------------------------------------------

@@ -164,8 +164,8 @@ class EpochGroup(Group):
         self._forming = recent.pop() if self._forming is not None else None
         self._held = recent
 
-    def heard(self, member_id: str, at: int) -> None:
-        """A member gave a sign of life."""
+    def note_alive(self, member_id: str, at: int) -> None:
+        """Keep the latest time at which a member is known to be alive."""
         member = self.members.get(member_id)
         if member is not None:
             member.heard_ns = max(member.heard_ns, at)
@@ -255,12 +255,12 @@ class EpochGroup(Group):
     def _note_cause(self, exchange: DecodedExchange, cause: str, member_id: str, reason: str) -> None:
         """Keep a cause for the next epoch, or assign it to an epoch that others received before this response."""
         assert exchange.response is not None
-        at, told = exchange.request_end, exchange.response["memberEpoch"]
+        at, epoch = exchange.request_end, exchange.response["memberEpoch"]
         recent = self._recent()
-        if cause == "member_joined" and told <= self.epoch and at < self._first_received_ns:
+        if cause == "member_joined" and epoch <= self.epoch and at < self._first_received_ns:
             self._joined_late(exchange, member_id, reason)
             return
-        if told in (self.epoch, LEAVING, LEAVING_STATIC):
+        if epoch in (self.epoch, LEAVING, LEAVING_STATIC):
             for place, row in enumerate(recent):
                 if row.cause == UNEXPLAINED and at < row.joined_ns:
                     left = cause == "member_left"
@@ -274,22 +274,22 @@ class EpochGroup(Group):
     def _joined_late(self, exchange: DecodedExchange, member_id: str, reason: str) -> None:
         """Correct pending rebalances: others received the epoch of this member's join, or a later one, before it."""
         assert exchange.response is not None
-        told, recent = exchange.response["memberEpoch"], self._recent()
+        epoch, recent = exchange.response["memberEpoch"], self._recent()
         added = Cause(exchange.request_end, "member_joined", member_id, reason)
-        place = sum(row.generation < told for row in recent)
+        place = sum(row.generation < epoch for row in recent)
         former = recent[:place]
-        later = [_counted(row, row.generation > told, 1, row.generation > told) for row in recent[place:]]
+        later = [_counted(row, row.generation > epoch, 1, row.generation > epoch) for row in recent[place:]]
         self._before = len(self.members)
-        if later and later[0].generation == told:
+        if later and later[0].generation == epoch:
             row = later[0]
             if (row.cause, row.cause_member) != ("member_joined", member_id):
                 later[0] = _because(row, added)
                 self._move_cause(row, later)
-        elif told in self._skipped and (later or recent):
-            self._skipped.discard(told)
+        elif epoch in self._skipped and (later or recent):
+            self._skipped.discard(epoch)
             before = recent[place].members_before if later else recent[-1].members_after
             like = (later or former)[0]
-            fields = {"generation": told, "members_before": before, "members_after": before + 1, "rejoined": before}
+            fields = {"generation": epoch, "members_before": before, "members_after": before + 1, "rejoined": before}
             row = like._replace(joined_ns=exchange.response_start, ended_ns=None, strategy=self.strategy, **fields)
             later.insert(0, _because(row, added))
         self._set_recent([*former, *later])
@@ -501,16 +501,18 @@ class EpochGroup(Group):
 
     # --- descriptions ------------------------------------------------------------------------------------------------
 
-    def described(self, exchange: DecodedExchange, told: Body) -> Iterator[GroupEvent]:
+    def described(self, exchange: DecodedExchange, description: Body) -> Iterator[GroupEvent]:
         """Learn from a ConsumerGroupDescribe, ShareGroupDescribe or StreamsGroupDescribe response; yield its event."""
         yield from self.coordinated_by(exchange.broker_id, exchange)
-        state, members = told["groupState"], told["members"]
-        differs = self.members and (told["groupEpoch"], len(members)) != (self.epoch, len(self.members))
-        reason = f"{state}, {len(members)} members, epoch {told['groupEpoch']}"
+        state, members = description["groupState"], description["members"]
+        differs = self.members and (description["groupEpoch"], len(members)) != (self.epoch, len(self.members))
+        reason = f"{state}, {len(members)} members, epoch {description['groupEpoch']}"
         reason += f"; seen here: {self.state}, {len(self.members)} members, epoch {self.epoch}" if differs else ""
-        yield self.event(exchange, "described", error=told["errorCode"], reason=reason, generation=told["groupEpoch"])
-        if not told["errorCode"]:
-            self.strategy = told.get("assignorName") or self.strategy
+        yield self.event(
+            exchange, "described", error=description["errorCode"], reason=reason, generation=description["groupEpoch"]
+        )
+        if not description["errorCode"]:
+            self.strategy = description.get("assignorName") or self.strategy
 
     def deleted(self) -> None:
         self.members.clear()
@@ -554,14 +556,14 @@ def _owned(answer: Body, names: Mapping[UUID, str]) -> Owned | None:
     """Return the assignment in a response; None: no change. A streams member gets tasks; standby tasks own nothing."""
     assignment: Any = answer.get("assignment")
     if assignment is not None:
-        told = [
+        assigned = [
             (names.get(part["topicId"], str(part["topicId"])), part["partitions"])
             for part in assignment.get("topicPartitions") or ()
         ]
     elif answer.get("activeTasks") is not None:
-        told = [(part["subtopologyId"], part["partitions"]) for part in answer["activeTasks"]]
+        assigned = [(part["subtopologyId"], part["partitions"]) for part in answer["activeTasks"]]
     else:
         return None
-    if sum(len(indexes) for _, indexes in told) > MAX_OWNED:
+    if sum(len(indexes) for _, indexes in assigned) > MAX_OWNED:
         return None
-    return frozenset((topic, index) for topic, indexes in told for index in indexes)
+    return frozenset((topic, index) for topic, indexes in assigned for index in indexes)

@@ -181,7 +181,7 @@ class Groups:
         """Yield the failures of an OffsetCommit or TxnOffsetCommit; count a transaction's offsets until it ends."""
         group = self._any(exchange.request["groupId"])
         if isinstance(group, ClassicGroup | EpochGroup):
-            group.heard(exchange.request.get("memberId") or "", exchange.request_end)
+            group.note_alive(exchange.request.get("memberId") or "", exchange.request_end)
         codes = {part["errorCode"] for topic in answer["topics"] for part in topic["partitions"]}
         yield from self._failed(group, exchange, "commit_failed", codes)
         transaction = exchange.request.get("transactionalId")
@@ -236,18 +236,18 @@ class Groups:
             _put(self._coordinators, each["key"], node)
 
     def _described(self, exchange: DecodedExchange, answer: Body) -> Iterator[GroupRow]:
-        for told in answer["groups"][:MAX_NAMED]:
-            key = told["groupId"], DESCRIBES[exchange.api_key]
-            if told["errorCode"] == GROUP_ID_NOT_FOUND and exchange.api_key != DESCRIBE_GROUPS:
+        for description in answer["groups"][:MAX_NAMED]:
+            key = description["groupId"], DESCRIBES[exchange.api_key]
+            if description["errorCode"] == GROUP_ID_NOT_FOUND and exchange.api_key != DESCRIBE_GROUPS:
                 continue  # tools try this describe first, for groups of any protocol
             known = self._groups.get(key)
-            if known is None and (told["errorCode"] or not told["members"]):
+            if known is None and (description["errorCode"] or not description["members"]):
                 group = Group(self.cluster, *key)  # it does not exist, or is empty
-                error, reason = told["errorCode"], f"{told['groupState']}, 0 members"
+                error, reason = description["errorCode"], f"{description['groupState']}, 0 members"
                 yield group.event(exchange, "described", error=error, reason=reason, coordinator_id=exchange.broker_id)
                 continue
             group = self._known(key)
-            yield from group.described(exchange, told)
+            yield from group.described(exchange, description)
             yield from self._weigh(key, group)
 
     def _deleted(self, exchange: DecodedExchange, answer: Body) -> Iterator[GroupRow]:

@@ -113,8 +113,8 @@ class Partitions:
             at, answer = exchange.response_start, exchange.response
             if api in (METADATA, DESCRIBE_TOPIC_PARTITIONS):
                 if self._gone:
-                    told = [topic for topic in answer["topics"] if topic.get("topicId") not in self._gone]
-                    answer = answer | {"topics": told}
+                    kept = [topic for topic in answer["topics"] if topic.get("topicId") not in self._gone]
+                    answer = answer | {"topics": kept}
                 topics = [(each["name"], each) for each in answer["topics"]]
             found = _READERS[api](answer, names)
         yield from self._recreated(at, api, controller, topics)
@@ -160,10 +160,10 @@ class Partitions:
                     yield self._row(at, api, controller, (name, index), None, "deleted")
 
     def _recreated(
-        self, at: int, api: int, controller: tuple[int | None, int | None], told: Iterable[tuple[str, Body]]
+        self, at: int, api: int, controller: tuple[int | None, int | None], topics: Iterable[tuple[str, Body]]
     ) -> Iterator[Leadership]:
-        """Remove topics that no longer exist or have another id; yield their rows. told: topics by name."""
-        for name, each in told:
+        """Remove topics that no longer exist or have another id; yield their rows. topics: names and bodies."""
+        for name, each in topics:
             if name not in self._topics:
                 continue
             known, identity = self._topics[name], each.get("topicId") or NO_ID

@@ -63,10 +63,10 @@ def _classic(group: ClassicGroup, entry: Entry) -> Iterator[GroupRow]:
         if not entry.is_history and group.state != "Stable":
             group.members.clear()
         return
-    told = value["members"]
+    stored = value["members"]
     kind = group_type(value["protocolType"], value["protocol"])
     group.group_type = kind or group.group_type
-    words = f"{'Stable' if told else 'Empty'}, {len(told)} members"
+    words = f"{'Stable' if stored else 'Empty'}, {len(stored)} members"
     words += f", {value['protocol']}" if value["protocol"] else ""
     words += f", protocol type {value['protocolType']}" if value["protocolType"] not in ("", CONSUMER) else ""
     words += f", leader {value['leader']}" if value["leader"] else ""
@@ -74,20 +74,20 @@ def _classic(group: ClassicGroup, entry: Entry) -> Iterator[GroupRow]:
     if entry.is_history and group.generation != -1:
         return
     at = ns_of(value.get("currentStateTimestamp") or -1, entry.time_ns)
-    members = {each["memberId"]: _joined(each, kind) for each in told[:MAX_MEMBERS]}
+    members = {each["memberId"]: _joined(each, kind) for each in stored[:MAX_MEMBERS]}
     yield from group.stored(value["generation"], value["protocol"], members, at)
 
 
-def _joined(told: Body, kind: str | None) -> Joined:
+def _joined(member: Body, kind: str | None) -> Joined:
     return joined_as_stored(
-        told["memberId"],
-        told.get("groupInstanceId"),
-        told["clientId"],
-        _address(told["clientHost"]),
-        told["sessionTimeout"],
+        member["memberId"],
+        member.get("groupInstanceId"),
+        member["clientId"],
+        _address(member["clientHost"]),
+        member["sessionTimeout"],
         kind,
-        bytes(told["subscription"]),
-        bytes(told["assignment"]),
+        bytes(member["subscription"]),
+        bytes(member["assignment"]),
     )
 
 
@@ -138,13 +138,13 @@ def _owned(group: EpochGroup, entry: Entry, names: Mapping[UUID, str]) -> Iterat
 def _partitions(value: Body, names: Mapping[UUID, str]) -> Owned | None:
     """Return a member's partitions or tasks; None: more than MAX_OWNED."""
     if "activeTasks" in value:
-        told = [(part["subtopologyId"], part["partitions"]) for part in value["activeTasks"]]
+        assigned = [(part["subtopologyId"], part["partitions"]) for part in value["activeTasks"]]
     else:
         parts = value["assignedPartitions"]
-        told = [(names.get(part["topicId"], str(part["topicId"])), part["partitions"]) for part in parts]
-    if sum(len(indexes) for _, indexes in told) > MAX_OWNED:
+        assigned = [(names.get(part["topicId"], str(part["topicId"])), part["partitions"]) for part in parts]
+    if sum(len(indexes) for _, indexes in assigned) > MAX_OWNED:
         return None
-    return frozenset((topic, index) for topic, indexes in told for index in indexes)
+    return frozenset((topic, index) for topic, indexes in assigned for index in indexes)
 
 
 def _event(group: Group, entry: Entry, event: str, **known: Any) -> GroupEvent:

@@ -139,9 +139,9 @@ class Cluster:
         listener = self._listener([exchange.broker, *addresses])
         return [_LiveBroker(each[node], each["host"], each["port"], each.get("rack"), listener) for each in brokers]
 
-    def _broker(self, at: int, api: str, told: _LiveBroker) -> Iterator[Topology]:
+    def _broker(self, at: int, api: str, live: _LiveBroker) -> Iterator[Topology]:
         """Learn a live broker and its address; yield a row if they are new."""
-        node, host, port, rack, listener = told
+        node, host, port, rack, listener = live
         broker = self._brokers.get(node)
         change = ""
         if broker is None:
@@ -166,11 +166,11 @@ class Cluster:
             broker.leaving = False
             yield self._row(at, api, "broker", change, broker_id=node, host=host, port=port, rack=broker.rack)
 
-    def _broker_list(self, at: int, api: str, told: list[_LiveBroker]) -> Iterator[Topology]:
+    def _broker_list(self, at: int, api: str, brokers: list[_LiveBroker]) -> Iterator[Topology]:
         """Learn a list of all live brokers; yield the rows of new, changed and missing ones."""
-        for each in told:
+        for each in brokers:
             yield from self._broker(at, api, each)
-        live = {each.node for each in told}
+        live = {each.node for each in brokers}
         for node in [node for node, broker in self._brokers.items() if broker.live and node not in live]:
             if live:  # a starting broker may return an empty list
                 yield self._gone(at, api, node)
@@ -263,7 +263,7 @@ class Cluster:
         """Learn a topic with at least so many partitions; yield a row if it is new or changed."""
         id_ = id_ or NO_ID
         known = self._topics.get(name)
-        change, told = "appeared", _Topic(partitions, id_)
+        change, topic = "appeared", _Topic(partitions, id_)
         if known is None:
             if len(self._topics) >= MAX_TOPICS:
                 self.left_out["topics"] += 1
@@ -271,16 +271,16 @@ class Cluster:
         elif id_ != NO_ID != known.id and id_ != known.id:
             if id_ in known.former:
                 return  # a late response
-            change, told = "recreated", _Topic(partitions, id_, (*known.former[-MAX_FORMER:], known.id))
+            change, topic = "recreated", _Topic(partitions, id_, (*known.former[-MAX_FORMER:], known.id))
         else:
-            told = _Topic(max(partitions, known.partitions), known.id if id_ == NO_ID else id_, known.former)
-            change = "grown" if told.partitions > known.partitions else ""
-        self._topics[name] = told
+            topic = _Topic(max(partitions, known.partitions), known.id if id_ == NO_ID else id_, known.former)
+            change = "grown" if topic.partitions > known.partitions else ""
+        self._topics[name] = topic
         if change == "appeared":  # a later refusal is a new one
             self._refused_count -= len(self._refusals.pop(name, ()))
         if change:
             yield self._row(
-                at, api, "topic", change, topic=name, topic_id=_written(told.id), partitions=told.partitions
+                at, api, "topic", change, topic=name, topic_id=_written(topic.id), partitions=topic.partitions
             )
 
     def _topic_gone(self, at: int, api: str, name: str) -> Iterator[Topology]:

@@ -67,8 +67,8 @@ def sentence(finding: Finding) -> str:
     if evidence.get("happened"):
         words.append(f"; {evidence['happened']}")
     if evidence.get("last_told_ns"):
-        told = value("last_told_ns", evidence["last_told_ns"])
-        words.append(f", by the last change reported of them, at {told}: not known afterwards")
+        last_change = value("last_told_ns", evidence["last_told_ns"])
+        words.append(f", by the last change reported of them, at {last_change}: not known afterwards")
     if evidence.get("compared_partitions"):
         words.append(
             f" in {evidence['compared_partitions']} of its {evidence['partitions']} partitions, whose lag was "
@@ -198,14 +198,14 @@ def lines(found: Sequence[Finding], width: int) -> Iterator[str]:
         yield ""
         for line in _paragraph(f"{number}. ", f"{finding.title}: {where(finding)}", width):
             yield click.style(line, bold=True)
-        told = [("Found", f"{sentence(finding)}."), ("Evidence", evidence(finding)), ("When", since(finding))]
-        told += [("Why", finding.why), ("Change", finding.change)]
+        details = [("Found", f"{sentence(finding)}."), ("Evidence", evidence(finding)), ("When", since(finding))]
+        details += [("Why", finding.why), ("Change", finding.change)]
         if finding.job is not None:
-            told.append(("See", f"kproxy analyze {finding.job}"))
-        told += [("Follows", text) for text in followed(finding)]
+            details.append(("See", f"kproxy analyze {finding.job}"))
+        details += [("Follows", text) for text in followed(finding)]
         if finding.more:
-            told.append(("More", f"{finding.more} further places of this kind"))
-        for name, text in told:
+            details.append(("More", f"{finding.more} further places of this kind"))
+        for name, text in details:
             if text:
                 yield from _paragraph(f"   {name + ':':<10}", text, width)
 
@@ -239,8 +239,8 @@ def followed(finding: Finding) -> Iterator[str]:
         more = len(placed) - PLACES
         if len(placed) > 1 and KINDS[kind].says_each is not None:
             merged = sorted(map(_together, placed.values()), key=_size, reverse=True)
-            told = "; ".join(f"{one.where}: {_each(one)}" for one in merged[:PLACES])
-            text = f"{told}; and {more} more" if more > 0 else told
+            shown = "; ".join(f"{one.where}: {_each(one)}" for one in merged[:PLACES])
+            text = f"{shown}; and {more} more" if more > 0 else shown
         else:
             places = ", ".join([*placed][:PLACES])
             text = f"{places}{f' and {more} more' if more > 0 else ''}; {sentence(_together(several))}"
@@ -248,7 +248,7 @@ def followed(finding: Finding) -> Iterator[str]:
 
 
 def _each(finding: Finding) -> str:
-    """Return what is said of one of several places."""
+    """Return the text about one of several places."""
     evidence = dict(finding.evidence)
     text = _least(evidence) + _filled(KINDS[finding.kind].says_each or "", evidence)
     return f"{text}{_unsent(evidence)}" if evidence.get("unsent_ns") else text

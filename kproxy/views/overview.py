@@ -52,13 +52,13 @@ def show(
     findings = conclusion.findings[:most_findings]
     apis, events = [row["api"] for row in rows["apis"]], verdict.timeline(conclusion)
     if shown == "json":
-        told = {name: rows[name][:most] for name, (_, most) in found.items()}
+        limited_rows = {name: rows[name][:most] for name, (_, most) in found.items()}
         lists: dict[str, Any] = {"timeline": [{"time": at, "event": event} for at, event in events]}
         lists["more_events"] = verdict.more_events(conclusion)
         lists |= {"not_found": conclusion.not_found(apis)} if is_checked else {}
         first = {"verdict": verdict.as_dict(conclusion) | lists}
         rest = {"findings": [one.as_dict() for one in findings], "next": list(commands)}
-        print(json.dumps({**first, **told, **rest}), file=file)
+        print(json.dumps({**first, **limited_rows, **rest}), file=file)
         return
     (span,) = rows["span"]
     if not span["exchanges"]:
@@ -118,8 +118,8 @@ def brief(found: Mapping[str, tuple[Rows, int]]) -> list[str]:
         if not rows[name]:
             return []
         more = " and more" if len(found[name][0]) > found[name][1] else ""
-        told = (answers.cropped(text(row), _WIDEST) for row in rows[name])
-        return [f"{title:10}{printable(join.join(told))}{more}"]
+        texts = (answers.cropped(text(row), _WIDEST) for row in rows[name])
+        return [f"{title:10}{printable(join.join(texts))}{more}"]
 
     return [
         _span(span),
@@ -166,8 +166,8 @@ def _broker(row: Mapping[str, Any]) -> str:
 
 
 def _topic(row: Mapping[str, Any]) -> str:
-    told = [f"{units.size(row[f'{what}_bytes'])} {what}" for what in ("written", "read") if row[f"{what}_bytes"]]
-    return _named(row["topic"], ", ".join(told))
+    sizes = [f"{units.size(row[f'{what}_bytes'])} {what}" for what in ("written", "read") if row[f"{what}_bytes"]]
+    return _named(row["topic"], ", ".join(sizes))
 
 
 def _throttle(row: Mapping[str, Any]) -> str:
@@ -180,8 +180,8 @@ def _group(row: Mapping[str, Any]) -> str:
 
 
 def _leader(row: Mapping[str, Any]) -> str:
-    told = [f"{row[what]:,} {what}" for what in ("elections", "shrunk", "grown", "moved", "offline") if row[what]]
-    return _named(row["topic"], ", ".join(told))
+    changes = [f"{row[what]:,} {what}" for what in ("elections", "shrunk", "grown", "moved", "offline") if row[what]]
+    return _named(row["topic"], ", ".join(changes))
 
 
 def _slowest(row: Mapping[str, Any]) -> str:

@@ -45,13 +45,13 @@ def lines(packets: Sequence[Packet], shown: int = SHOWN) -> Iterator[str]:
                 yield f"... {len(packets) - shown // 2 * 2:,} more ..."
             continue
         way = "client -> broker" if packet.side == CLIENT else "client <- broker"
-        told = [packet.carries] if packet.carries else []
+        remarks = [packet.carries] if packet.carries else []
         if packet.is_repeated:
-            told.append("captured twice" if packet.is_copy else "sent again")
+            remarks.append("captured twice" if packet.is_copy else "sent again")
         name = f"  {printable(Path(packet.path).name)}" if several else ""
         line = (
             f"{packet.number:>{width},}  {units.time(packet.time_ns, decimals=6)[11:]}  "
             f"+{units.duration(packet.time_ns - packets[0].time_ns):<8} {way} "
-            f"{units.size(packet.payload_bytes):>8}  {packet.flags:<7} {', '.join(told)}{name}"
+            f"{units.size(packet.payload_bytes):>8}  {packet.flags:<7} {', '.join(remarks)}{name}"
         )
         yield line.rstrip()

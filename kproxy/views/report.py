@@ -105,15 +105,15 @@ def _span(report: Report) -> str:
 
 def _verdict(report: Report) -> str:
     """Return the verdict: a sentence, and four figures."""
-    said = report.figures.verdict
-    if said is None:
+    conclusion = report.figures.verdict
+    if conclusion is None:
         return ""
     tiles = "".join(
         f"<div><span>{escape(name)}</span><b>{escape(figure)}</b>"
         f"<small><bdi>{escape(_cut(of, LONGEST_TEXT))}</bdi></small></div>"
-        for name, figure, of in verdict.figures(said)
+        for name, figure, of in verdict.figures(conclusion)
     )
-    text = escape(_cut(verdict.sentence(said), COMMAND))
+    text = escape(_cut(verdict.sentence(conclusion), COMMAND))
     return f'<p class="verdict"><bdi>{text}</bdi></p><div class="tiles">{tiles}</div>'
 
 
@@ -135,11 +135,13 @@ def _findings(report: Report) -> str:
     """Return the findings, the most severe first: evidence, reason, fix, and the command for details."""
     cards = []
     for one in report.figures.findings:
-        told = [("Why", one.why), ("Change", one.change), ("Evidence", findings.evidence(one))]
-        told += [("When", findings.since(one))] if one.since_ns is not None else []
-        told += [("More", f"{one.more} further places of this kind")] if one.more else []
-        told += [("Follows", text) for text in findings.followed(one)]
-        lines = "".join(f"<dt>{name}</dt><dd><bdi>{escape(_cut(text, LONGEST_TEXT))}</bdi></dd>" for name, text in told)
+        details = [("Why", one.why), ("Change", one.change), ("Evidence", findings.evidence(one))]
+        details += [("When", findings.since(one))] if one.since_ns is not None else []
+        details += [("More", f"{one.more} further places of this kind")] if one.more else []
+        details += [("Follows", text) for text in findings.followed(one)]
+        lines = "".join(
+            f"<dt>{name}</dt><dd><bdi>{escape(_cut(text, LONGEST_TEXT))}</bdi></dd>" for name, text in details
+        )
         job = shlex.join(["kproxy", "analyze", one.job, *report.places, *report.options]) if one.job else ""
         cards.append(
             f'<figure class="card {escape(one.severity)}"><div><span class="level">{escape(one.severity)}</span> '
@@ -147,8 +149,12 @@ def _findings(report: Report) -> str:
             f"<p>{escape(_cut(findings.sentence(one), LONGEST_TEXT))}.</p>"
             f"<dl>{lines}</dl>{f'<pre>{escape(job)}</pre>' if job else ''}</figure>"
         )
-    said = report.figures.verdict
-    count = f'<p class="note">{escape(verdict.counted(said, said.total))}</p>' if said is not None and cards else ""
+    conclusion = report.figures.verdict
+    count = (
+        f'<p class="note">{escape(verdict.counted(conclusion, conclusion.total))}</p>'
+        if conclusion is not None and cards
+        else ""
+    )
     found = f'{count}<div class="figures">{"".join(cards)}</div>' if cards else f"<p>{findings.NOTHING}</p>"
     return found + _findings_of_both(report)
 
@@ -166,8 +172,8 @@ def _findings_of_both(report: Report) -> str:
         ours, theirs = (side.get(key) for side in sides)
         one = ours or theirs
         assert one is not None
-        said = "in both" if ours and theirs else "only here" if ours else "only in the other"
-        lines.append({"finding": one.title, "where": findings.where(one), "found": said})
+        found_in = "in both" if ours and theirs else "only here" if ours else "only in the other"
+        lines.append({"finding": one.title, "where": findings.where(one), "found": found_in})
         lines[-1] |= {
             "this": findings.sentence(ours) if ours else "",
             "the_other": findings.sentence(theirs) if theirs else "",
@@ -183,7 +189,7 @@ def _findings_of_both(report: Report) -> str:
 def _latency(report: Report) -> str:
     figures = report.figures
     parts = []
-    said = (
+    groups = (
         ("at_once", "", "From the last byte of a request to the first of its answer."),
         (
             "waiting",
@@ -192,7 +198,7 @@ def _latency(report: Report) -> str:
             "other members of the group. These waits are expected.",
         ),
     )
-    for name, head, text in said:
+    for name, head, text in groups:
         if f"spread_{name}" not in figures.by_name:
             continue
         over_time, spread = figures[f"latency_{name}_over_time"], figures[f"spread_{name}"]

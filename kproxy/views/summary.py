@@ -160,8 +160,8 @@ def why_nothing(quality: Iterable[Mapping[str, Any]], key_log: str | None = None
     if not found.count("packets"):
         return "The tables are empty: so are the captures, or nothing was recorded yet."
     if found.count("kafka"):
-        told = f"{NOTHING_READ[0].upper()}{NOTHING_READ[1:]}"
-        return f"{told}. Convert without --port: Kafka is then recognised by its content, on any port."
+        text = f"{NOTHING_READ[0].upper()}{NOTHING_READ[1:]}"
+        return f"{text}. Convert without --port: Kafka is then recognised by its content, on any port."
     return verdict(found, key_log)
 
 

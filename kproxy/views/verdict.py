@@ -65,17 +65,17 @@ def sentence(verdict: Verdict) -> str:
     chosen = verdict.gravest()
     shown = chosen[:CAUSES_SAID]
     before = [None, *(one.cluster for one in shown)]  # a cluster is named once
-    said = [printable(_clause(one, one.cluster != of)) for one, of in zip(shown, before, strict=False)]
+    clauses = [printable(_clause(one, one.cluster != of)) for one, of in zip(shown, before, strict=False)]
     failed = figures.unanswered + figures.refused
-    if not said:
+    if not clauses:
         is_unknown = verdict.is_blind and not failed
-        said = [] if is_unknown else [_without_cause(figures, failed)]
-        said += [f"{_count(verdict.total, 'finding')} to note"] if verdict.total else ["nothing stands out"]
+        clauses = [] if is_unknown else [_without_cause(figures, failed)]
+        clauses += [f"{_count(verdict.total, 'finding')} to note"] if verdict.total else ["nothing stands out"]
     left = len(chosen) - CAUSES_SAID
     if left > 0:
-        said.append(f"and {_number(left)} more {_plural('cause', left)}: {_kinds(chosen[CAUSES_SAID:])}")
-        said += _larger_loss(shown, chosen[CAUSES_SAID:])
-    text = "; ".join(said)
+        clauses.append(f"and {_number(left)} more {_plural('cause', left)}: {_kinds(chosen[CAUSES_SAID:])}")
+        clauses += _larger_loss(shown, chosen[CAUSES_SAID:])
+    text = "; ".join(clauses)
     blind = f" {_lost(figures)}: whether these failed is not known." if verdict.is_blind else ""
     return f"{text[0].upper()}{text[1:]}.{blind}{_rigid(verdict)}"
 
@@ -100,8 +100,8 @@ def _kinds(others: Sequence[Finding]) -> str:
     counts = Counter(map(_title, others))
     named = [kind if count == 1 else f"{kind} ({count:,})" for kind, count in counts.items()]
     more = len(named) - KINDS_SAID
-    said = ", ".join(named[:KINDS_SAID])
-    return f"{said} and {_number(more)} more {_plural('kind', more)}" if more > 0 else said
+    text = ", ".join(named[:KINDS_SAID])
+    return f"{text} and {_number(more)} more {_plural('kind', more)}" if more > 0 else text
 
 
 def _title(one: Finding) -> str:
@@ -227,9 +227,9 @@ def _followed(one: Finding) -> Iterator[str]:
     doubled = [
         dict(each.evidence) for name in ("resent_not_idempotent", "doubtful_records") for each in of.get(name, ())
     ]
-    for name, said in _DOUBLED.items():
+    for name, outcome in _DOUBLED.items():
         if records := sum(each.get(name) or 0 for each in doubled):
-            yield f"{records:,} {_plural('record', records)} {said}"
+            yield f"{records:,} {_plural('record', records)} {outcome}"
 
 
 def _given_up(several: Sequence[Mapping[str, Any]]) -> str:
@@ -243,14 +243,14 @@ def _given_up(several: Sequence[Mapping[str, Any]]) -> str:
     return f"gave up on {least}{records:,} {_plural('record', records)}{unsent}{more}"
 
 
-def _larger_loss(said: Sequence[Finding], others: Sequence[Finding]) -> Iterator[str]:
-    """Yield what a producer gave up on for a cause that is not said, if that weighs more than what is said."""
+def _larger_loss(shown: Sequence[Finding], others: Sequence[Finding]) -> Iterator[str]:
+    """Yield the records that a producer gave up on for a cause not shown, if they weigh more than those shown."""
 
     def losses(causes: Sequence[Finding]) -> list[Finding]:
         return [one for cause in causes for one in (cause, *cause.consequences) if one.kind == "records_given_up"]
 
     heaviest = max(losses(others), key=lambda one: one.weight, default=None)
-    if heaviest is not None and heaviest.weight > max((one.weight for one in losses(said)), default=0):
+    if heaviest is not None and heaviest.weight > max((one.weight for one in losses(shown)), default=0):
         yield printable(f"{heaviest.where} {_given_up([dict(heaviest.evidence)])}")
 
 

@@ -26,8 +26,8 @@ def show(event: Event, info: ConnectionInfo | None, *, as_json: bool) -> None:
     if isinstance(event, Fault):
         click.echo(f"{_time(event.time)}{where}no frame: {printable(event.text)}, at byte {event.offset}")
     elif isinstance(event, Notification):
-        said = f"{event.type} {printable(event.path)}"
-        click.echo(f"{_time(event.time)}{where}{_session(event.session)}notification  {said}")
+        text = f"{event.type} {printable(event.path)}"
+        click.echo(f"{_time(event.time)}{where}{_session(event.session)}notification  {text}")
     else:
         line = f"{_time(event.request_start or event.response_start)}{where}{_session(event.session)}"
         line += f"{event.op}  xid {event.xid}"
@@ -66,8 +66,8 @@ def _object(event: Event) -> dict[str, Any]:
         return {"op": "fault", "time_ns": event.time, "text": event.text, "offset": event.offset}
     session = _session(event.session).strip() or None
     if isinstance(event, Notification):
-        said = {"type": event.type, "state": event.state, "path": event.path, "zxid": event.zxid}
-        return {"op": "notification", "time_ns": event.time, "session": session, **said}
+        fields = {"type": event.type, "state": event.state, "path": event.path, "zxid": event.zxid}
+        return {"op": "notification", "time_ns": event.time, "session": session, **fields}
     names = ("xid", "zxid", "number", "request_bytes", "response_bytes", "outcome", "request", "response")
     times = {f"{name}_ns": getattr(event, name) or None for name in ("request_start", "response_start")}
     error = None if event.error is None else names_of("errors").get(event.error, str(event.error))

@@ -39,7 +39,7 @@ def deleted(tables: Tables, limits: Limits) -> Frame:
                 min(concat_ws(', host ', client_id, client_address)) as deleted_by
             from changes where api = 'DeleteTopics' and answered and coalesce(error, 'NONE') = 'NONE'
             group by cluster, resource_name""",
-        told=f"""
+        responses=f"""
             select distinct {", ".join(f"p.{key}" for key in KEYS)}, g.cluster, g.topic, g.gone_ns,
                 coalesce(p.error_code, 0) = 0 as is_served
             from gone g join partitions p
@@ -49,7 +49,7 @@ def deleted(tables: Tables, limits: Limits) -> Frame:
         used=f"""
             select p.cluster, p.topic, p.gone_ns, p.is_served, {GROUPS["client"]} as client,
                 e.response_end_ns as at_ns
-            from told p join exchanges e on {same} where {of_clients(False)}""",
+            from responses p join exchanges e on {same} where {of_clients(False)}""",
         by_client=f"""
             select cluster, topic, client, count(*) as refused, min(at_ns) as first_ns, max(at_ns) as last_ns
             from used where not is_served and at_ns >= gone_ns - {_NEAR_NS} group by cluster, topic, client""",

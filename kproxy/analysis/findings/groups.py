@@ -70,7 +70,11 @@ class Restless(NamedTuple):
 def restless(tables: Tables, limits: Limits) -> Frame:
     """Rows of Restless, by group, those with the most rebalances first."""
     return ask(
-        {"told": tables["rebalances"], "exchanges": tables["exchanges"], "group_events": tables["group_events"]},
+        {
+            "all_rebalances": tables["rebalances"],
+            "exchanges": tables["exchanges"],
+            "group_events": tables["group_events"],
+        },
         once=("group_steps", "stretches", "moved", "rebalances"),
         group_steps=f"""
             select cluster, group_id, {STEP} as step, {STEP_TIMES} from exchanges group by cluster, group_id, {STEP}""",
@@ -82,7 +86,7 @@ def restless(tables: Tables, limits: Limits) -> Frame:
         seen="""
             select cluster, group_id, sum(last_us - first_us) as seen_us from stretches group by cluster, group_id""",
         judged="""
-            select t.*, s.group_id as heard_as from told t left join seen s
+            select t.*, s.group_id as heard_as from all_rebalances t left join seen s
                 on t.cluster is not distinct from s.cluster and t.group_id = s.group_id
             where coalesce(t.protocol, '') != 'zookeeper' and t.started_ns is not null""",
         in_traffic=f"""

@@ -21,7 +21,7 @@ class Kind(NamedTuple):
     job: str | None = None  # of `kproxy analyze`, which says more
     is_live: bool = False  # a running kproxy finds it, too
     says_live: str | None = None  # where its evidence is another one
-    says_each: str | None = None  # of each of several places in one line; without it their sum is said of all of them
+    says_each: str | None = None  # text for each of several places in one line; without it, one text has their sum
     says_again: str | None = None  # of several that are one finding: so many `times`
 
     @property

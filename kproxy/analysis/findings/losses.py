@@ -159,14 +159,14 @@ def lost(tables: Tables, limits: Limits) -> Frame:
         by_partition="""
             select cluster, client, topic, `partition`, sum(last_offset - first_offset + 1) as records,
                 count(*) as batches, concat(cast(`partition` as string), ': ', cast(min(first_offset) as string),
-                    ' to ', cast(max(last_offset) as string)) as told,
+                    ' to ', cast(max(last_offset) as string)) as offset_range,
                 min(acks) as acks, min(broker) as broker, max(broker_id) as broker_id, min(keeper) as keeper,
                 max(keeper) as keeper_too, max(keeper_id) as keeper_id, min(us) as first_us, max(again_us) as last_us
             from overwritten
             group by cluster, client, topic, `partition`, coalesce(cast(broker_id as string), broker)""",
         answer="""
             select cluster, client, topic, sum(records) as records, sum(batches) as batches, count(*) as partitions,
-                array_sort(collect_list(told)) as ranges, min(acks) as acks, min(broker) as broker,
+                array_sort(collect_list(offset_range)) as ranges, min(acks) as acks, min(broker) as broker,
                 max(broker_id) as broker_id,
                 case when min(keeper) = max(keeper_too) then min(keeper) end as keeper,
                 case when min(keeper) = max(keeper_too) then max(keeper_id) end as keeper_id,

@@ -166,7 +166,7 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 and a.host = g.host and a.broker != g.broker and a.request_end_ns > g.last_ns
                 and a.request_end_ns < g.until_ns
             group by g.cluster, g.broker, g.last_ns""",
-        told=f"""
+        reported_gone=f"""
             select {gap}, count(*) as times from gaps g join topology t
                 on t.cluster is not distinct from g.cluster and t.kind = 'broker' and t.change = 'gone'
                 and t.broker_id = g.broker_id and t.time_ns between g.last_ns - {_NEAR_NS} and g.until_ns
@@ -212,7 +212,7 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 greatest(waited.vain_ns, refused.vain_ns, unlisted.vain_ns) - g.last_ns as away_ns,
                 cast(floor(g.last_ns / 1e3) as bigint) as first_us, cast(floor(g.until_ns / 1e3) as bigint) as last_us
             from gaps g {" ".join(_joined(name) for name in _OF_A_GAP)}
-            {_joined("told", "t")}
+            {_joined("reported_gone", "t")}
             order by silent_ns desc, g.cluster nulls first, g.address, g.last_ns""",
     )
 

@@ -132,14 +132,14 @@ def acked(tables: Tables, limits: Limits) -> Frame:
         weak=f"""
             select source, connection, `number`, cluster, {GROUPS["client"]} as client, acks, unix_micros(`time`) as us
             from exchanges where api = 'Produce' and acks in (0, 1)""",
-        told="""
+        replica_counts="""
             select cluster, topic, max(size(replicas)) as replicas from topology
             where kind = 'partition' and replicas is not null group by cluster, topic
             union all
             select cluster, topic, max(size(replicas)) as replicas from leadership
             where replicas is not null group by cluster, topic""",
         replicated="""
-            select cluster, topic, max(replicas) as replicas from told
+            select cluster, topic, max(replicas) as replicas from replica_counts
             group by cluster, topic having max(replicas) > 1""",
         # First the replicated topics: a capture without any costs nothing.
         sent="""

@@ -11,7 +11,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import CRITICAL, NOTE, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
 
-_SILENT_NS = 5_000_000_000  # heartbeat.interval.ms is 3 s: a member that was heard of since did not expire for silence
+_SILENT_NS = 5_000_000_000  # heartbeat.interval.ms is 3 s: a member with a later request did not expire for silence
 _ENDED_NS = 1_000_000_000
 
 
@@ -46,7 +46,7 @@ def expired(tables: Tables, limits: Limits) -> Frame:
             select g.cluster, g.group_id, g.member_id, g.started_ns, m.client, m.host, g.source, m.connection
             from given_up g join members m
                 on g.source = m.source and g.group_id = m.group_id and g.member_id = m.member_id""",
-        heard="""
+        requests="""
             select t.cluster, t.group_id, t.client, t.host, t.member_id, t.started_ns, t.source, t.connection,
                 max(case when e.request_end_ns <= t.started_ns then e.request_end_ns end) as last_ns,
                 min(case when e.request_end_ns > t.started_ns then e.request_end_ns end) as next_ns
@@ -55,7 +55,7 @@ def expired(tables: Tables, limits: Limits) -> Frame:
         silent=f"""
             select h.*, h.started_ns - h.last_ns as silent_ns, h.next_ns - h.last_ns as back_ns,
                 coalesce(c.close != 'open' and c.end_ns <= h.started_ns + {_ENDED_NS}, false) as is_closed
-            from heard h left join connections c on h.source = c.source and h.connection = c.connection
+            from requests h left join connections c on h.source = c.source and h.connection = c.connection
             where h.started_ns - h.last_ns >= {_SILENT_NS}""",
         answer="""
             select cluster, group_id, client, host, count(distinct member_id) as members, max(silent_ns) as silent_ns,

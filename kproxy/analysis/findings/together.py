@@ -47,22 +47,22 @@ def _groups_first(found: Sequence[Finding]) -> list[Finding]:
 def merged(several: Sequence[Finding]) -> dict[str, Any]:
     """The evidence of findings of one kind: counts are summed, times the longest, APIs all; the rest is the first's."""
     numbers = [dict(one.evidence) for one in several]
-    told = {name: value for each in reversed(numbers) for name, value in each.items()}
-    for name in told:
+    evidence = {name: value for each in reversed(numbers) for name, value in each.items()}
+    for name in evidence:
         values = [each[name] for each in numbers if each.get(name) is not None]
         if name in SUMMED:
-            told[name] = sum(values)
+            evidence[name] = sum(values)
         elif name in LARGEST:
-            told[name] = max(values)
+            evidence[name] = max(values)
         elif name in (*NAMED, "api") or (name == "clients" and isinstance(values[0], str)):
-            told[name] = ", ".join(sorted({each for value in values for each in value.split(", ")}))
+            evidence[name] = ", ".join(sorted({each for value in values for each in value.split(", ")}))
     if any("asked" not in each for each in numbers):
-        told.pop("asked", None)
-    if "outcome" in told:
-        told["outcome"] = outcome(told)
+        evidence.pop("asked", None)
+    if "outcome" in evidence:
+        evidence["outcome"] = outcome(evidence)
     if len({each.get("happened") for each in numbers}) > 1:
-        told.pop("happened", None)
-    return told
+        evidence.pop("happened", None)
+    return evidence
 
 
 def _taken(several: Sequence[Finding]) -> Sequence[Finding]:
@@ -120,9 +120,9 @@ def _paused(several: Sequence[Finding]) -> tuple[str, Mapping[str, Any]]:
     }
     if len(counts) == 1:
         return several[0].where, more
-    told = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
+    by_frequency = sorted(counts.items(), key=lambda each: (-each[1], each[0]))
     often = {1: "once", 2: "twice"}
-    return ", ".join(f"{name} ({often.get(count, f'{count} times')})" for name, count in told), more
+    return ", ".join(f"{name} ({often.get(count, f'{count} times')})" for name, count in by_frequency), more
 
 
 def _waited(several: Sequence[Finding]) -> tuple[str, Mapping[str, Any]]:

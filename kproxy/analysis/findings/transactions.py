@@ -138,7 +138,7 @@ def stuck(tables: Tables, limits: Limits) -> Frame:
     """Rows of StuckOffset, the longest first."""
     return ask(
         {"partitions": tables["partitions"]},
-        told=f"""
+        fetched_offsets=f"""
             select cluster, {TOPIC} as topic, `partition`, last_stable_offset as stable, high_watermark as mark,
                 unix_micros(`time`) as us
             from partitions
@@ -146,7 +146,7 @@ def stuck(tables: Tables, limits: Limits) -> Frame:
         spells="""
             select cluster, topic, `partition`, stable, max(mark) as mark, min(mark) as began_mark, min(us) as began_us,
                 max(us) as last_us
-            from told where mark > stable group by cluster, topic, `partition`, stable""",
+            from fetched_offsets where mark > stable group by cluster, topic, `partition`, stable""",
         ordered="""
             select *, row_number() over (partition by cluster, topic, `partition` order by last_us - began_us desc)
                 as place from spells""",

@@ -254,14 +254,14 @@ def _carried(step: str) -> dict[str, str]:
                     and h.group_id = m.group_id and m.step > h.first_step) s
             group by step, {of_group}""",
         "stays": f"""
-            select *, sum(is_said) over so_far as said, sum(is_new) over so_far as stay,
+            select *, sum(is_said) over so_far as commits_so_far, sum(is_new) over so_far as stay,
                 sum(is_gone) over so_far as life
             from states window so_far as (partition by {of_group} order by step)""",
         "carried": f"""
             select step, {of_group}, max(committed_offset) over (partition by {of_group}, stay) as committed_offset,
                 coalesce(commits, 0) as commits,
                 max(last_commit) over (partition by {of_group}, life order by step) as last_commit,
-                coalesce(max(is_open) over (partition by {of_group}, said), false) as is_open
+                coalesce(max(is_open) over (partition by {of_group}, commits_so_far), false) as is_open
             from stays""",
     }
 

@@ -241,8 +241,8 @@ class Figures:
         """Return the lags of all consumers, or of the consumers of a topic."""
         names = ("cluster", "consumer_is", "consumer", "topic", "lag_records", "lag_s", "lag_unknown_partitions")
         rows: list[Row] = []
-        for told in self._lags:
-            row = dict(zip(names, (*told, 0), strict=False))  # older versions omit the last column
+        for lag in self._lags:
+            row = dict(zip(names, (*lag, 0), strict=False))  # older versions omit the last column
             if row["lag_unknown_partitions"] and row["lag_records"] is not None:
                 row["lag_records"] = AtLeast(row["lag_records"])
             rows.append(row)

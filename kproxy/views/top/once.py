@@ -86,6 +86,6 @@ def document(source: Source) -> dict[str, Any]:
         except KproxyError as fault:
             found[name], found.setdefault("faults", {})[name] = None, str(fault)
     found["lags"] = source.figures.lags()
-    told = {name: tables.left_out(source.figures, name, found[name] or ()) for name in (*tables.VIEWS, "lags")}
-    found["left_out"] = {name: text for name, text in told.items() if text and found[name] is not None}
+    notes = {name: tables.left_out(source.figures, name, found[name] or ()) for name in (*tables.VIEWS, "lags")}
+    found["left_out"] = {name: text for name, text in notes.items() if text and found[name] is not None}
     return found

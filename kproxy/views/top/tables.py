@@ -152,18 +152,18 @@ def _help(source: Source, name: str) -> list[Row]:
 
 
 def _details(source: Source, pairs: Sequence[tuple[str, Any]]) -> list[Row]:
-    told = []
+    lines = []
     for name, value in pairs:
         inner = value.items() if isinstance(value, Mapping) else ()
         shown = ", ".join(f"{_bare(key)} {_detail(key, one)}" for key, one in inner) if inner else _detail(name, value)
-        told.append((_title(name), shown))
-    return _wrapped(told)
+        lines.append((_title(name), shown))
+    return _wrapped(lines)
 
 
-def _wrapped(told: Iterable[tuple[str, str]]) -> list[Row]:
+def _wrapped(lines: Iterable[tuple[str, str]]) -> list[Row]:
     """Return rows of names and texts; a text longer than WRAP takes several rows."""
     rows: list[Row] = []
-    for name, text in told:
+    for name, text in lines:
         for number, line in enumerate(textwrap.wrap(text[:MOST], WRAP) or ["–"]):
             rows.append({"at": len(rows), "name": " " if number else name, "value": line})
     return rows
@@ -200,8 +200,8 @@ def _detail(name: str, value: Any) -> str:
 def _finding(row: Row) -> Place:
     """Return the place with all fields of a finding, in reading order; the command for details is last."""
     names = ("title", "severity", "cluster", "where", "since_ns", "until_ns", "evidence", "why", "change", "settings")
-    told = {name: row.get(name) for name in names}
-    return _values(told | {"ask_a_recording": f"kproxy analyze {row.get('job')} TABLES"})
+    fields = {name: row.get(name) for name in names}
+    return _values(fields | {"ask_a_recording": f"kproxy analyze {row.get('job')} TABLES"})
 
 
 def _findings(source: Source) -> list[Row]:
@@ -443,15 +443,15 @@ _BY = {"topics": "bytes", "clients": "connections", "groups": "rebalances", "err
 
 def left_out(figures: Figures, name: str, rows: Sequence[Row]) -> str:
     """Return text about rows of a table that a kproxy did not send; "" if it is complete."""
-    told = []
+    parts = []
     if name in _BY and figures.is_cut(name):
-        told.append(f"the {LARGEST} with the most {_BY[name]}")
+        parts.append(f"the {LARGEST} with the most {_BY[name]}")
     if name in ("topics", "groups", "lags") and figures.is_cut("lags"):
-        told.append(f"the {LARGEST} largest lags of all consumers")
+        parts.append(f"the {LARGEST} largest lags of all consumers")
     connections = figures.state.get("connections", 0)
     if name == "connections" and len(rows) < connections:
-        told.append(f"the oldest {len(rows):,} of {connections:,}")
-    return ", ".join(told)
+        parts.append(f"the oldest {len(rows):,} of {connections:,}")
+    return ", ".join(parts)
 
 
 def matching(table: Table, rows: Sequence[Row], wanted: str) -> list[Row]:
