@@ -1,6 +1,6 @@
-"""Tables made up so that each kind of finding is provoked once, and nearly provoked beside it.
+"""Synthetic tables with one case for each kind of finding, and a similar case just below its threshold.
 
-Rows say only what a question looks at. What real clients and captures provoke is tried with those as well.
+Rows contain only the columns that questions read. Other tests use real clients and captures.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 class Made:
-    """Rows by table; each client has connections of its own."""
+    """Rows by table; each client has its own connections."""
 
     def __init__(self) -> None:
         self.rows: Rows = {}
@@ -75,7 +75,7 @@ class Made:
         return {"api": api, **key, "at_s": at_s}
 
     def reconnect(self, client: str, broker: int = 1) -> None:
-        """What follows of the client is sent over a new connection."""
+        """Send later requests of the client over a new connection."""
         del self._connections[client, broker]
 
     def partition(self, key: dict[str, Any], direction: str, topic: str, partition: int = 0, **columns: Any) -> None:
@@ -91,7 +91,7 @@ class Made:
 
 
 def dataset(place: Path) -> Path:
-    """One of everything."""
+    """A dataset with all of these cases."""
     made = Made()
     consumers(made)
     members(made)
@@ -114,24 +114,24 @@ def dataset(place: Path) -> Path:
 
 def consumers(made: Made) -> None:
     for number in range(200):
-        at_s = number / 20  # 20 a second
+        at_s = number / 20  # 20 per second
         made.exchange("poller", "Fetch", at_s, records=0, max_wait_ms=1, latency_ns=MS)
-        made.exchange("idler", "Fetch", number / 2, records=0, max_wait_ms=500, latency_ns=500 * MS)  # 2 a second
+        made.exchange("idler", "Fetch", number / 2, records=0, max_wait_ms=500, latency_ns=500 * MS)  # 2 per second
     for number in range(300):
         made.exchange("nibbler", "Fetch", number / 100, records=1, max_wait_ms=500, response_bytes=150)
         made.exchange("eater", "Fetch", number / 100, records=90, max_wait_ms=500, response_bytes=9000)
 
 
 def members(made: Made) -> None:
-    """`hangs` sends heartbeats alone from the tenth second on; `idle` has lost its partitions, `busy` goes on.
+    """`hangs` sends only heartbeats from the tenth second on; `idle` has lost its partitions, `busy` continues.
 
-    `slow` fetches no longer than `hangs`, and commits what it fetched, record by record, to the end.
+    `slow` stops fetching when `hangs` does, but commits the fetched records one by one until the end.
     """
     for name, last in (("hangs", 3), ("slow", 40)):
         for number in range(last):
             key = made.exchange(name, "OffsetCommit", 3 * number + 1, group_id=f"{name}-g")
             made.partition(key, "request", "worked", offset=100 + number)
-        key = made.exchange(name, "OffsetCommit", 118, group_id=f"{name}-g")  # again, as auto-commit does
+        key = made.exchange(name, "OffsetCommit", 118, group_id=f"{name}-g")  # again, like auto-commit
         made.partition(key, "request", "worked", offset=99 + last)
     for name in ("hangs", "slow", "idle", "busy"):
         for number in range(40):
@@ -148,7 +148,7 @@ def commits(made: Made) -> None:
 
 
 def brokers(made: Made) -> None:
-    """Broker 7 has most of the bytes, broker 8 is slow; 9 and 10 are like others."""
+    """Broker 7 has most of the bytes, broker 8 is slow; 9 and 10 are normal."""
     for broker in (7, 8, 9, 10):
         for number in range(600):
             slow = {"latency_ns": 400 * MS} if broker == 8 and number % 10 == 0 else {}
@@ -157,7 +157,7 @@ def brokers(made: Made) -> None:
 
 
 def partitions(made: Made) -> None:
-    """Of `lopsided` partition 2 has nearly all, `round` is even."""
+    """Partition 2 of `lopsided` has nearly all bytes; those of `round` have equal shares."""
     for number in range(120):
         key = made.exchange("keyed", "Produce", number / 4, acks=-1)
         for topic in ("lopsided", "round"):
@@ -167,7 +167,7 @@ def partitions(made: Made) -> None:
 
 
 def lags(made: Made) -> None:
-    """`late` falls behind, `even` stays as far behind as it was."""
+    """The lag of `late` grows, that of `even` stays the same."""
     for number in range(60):
         for client, lag in (("late", 500 + number * 400), ("even", 5000)):
             key = made.exchange(client, "Fetch", number / 2, records=100, response_bytes=90_000, max_wait_ms=500)
@@ -176,14 +176,14 @@ def lags(made: Made) -> None:
 
 
 def transactions(made: Made) -> None:
-    """`hung` never ends, `ends` does, the coordinator aborts `late`; `stuck` cannot be read behind offset 500."""
+    """`hung` never ends, `ends` does, the coordinator aborts `late`; `stuck` cannot be read beyond offset 500."""
     for name, topic in (("hung", "held"), ("ends", "held"), ("late", "flowing")):
         made.exchange(name, "AddPartitionsToTxn", 5, transactional_id=f"{name}-tx")
         key = made.exchange(name, "Produce", 5.1, transactional_id=f"{name}-tx", acks=-1)
         made.partition(key, "request", topic)
         made.partition(key, "response", topic, offset=500)
         made.add("transactions", 4, transactional_id=f"{name}-tx", timeout_ms=900_000, time_ns=START_NS + 4 * 10**9)
-    made.exchange("hung", "EndTxn", 5.2, transactional_id="hung-tx", errors=1)  # refused: it stays open
+    made.exchange("hung", "EndTxn", 5.2, transactional_id="hung-tx", errors=1)  # refused: the transaction stays open
     made.exchange("ends", "EndTxn", 5.2, transactional_id="ends-tx")
     for number in range(80):
         key = made.exchange("reader", "Fetch", number, records=0, max_wait_ms=500, latency_ns=500 * MS)
@@ -193,7 +193,7 @@ def transactions(made: Made) -> None:
 
 
 def resent(made: Made) -> None:
-    """`doubling` sends refused batches again without a producer id; `exact` with one; `gives-up` does not."""
+    """`doubling` retries refused batches without a producer id, `exact` with one; `gives-up` does not retry."""
     for client, producer_id in (("doubling", -1), ("exact", 77), ("gives-up", -1)):
         for number in range(5):
             for again in (False, True):
@@ -228,9 +228,9 @@ def network(made: Made) -> None:
         )
     ):
         _connection(made, 900 + number, host, 0.0, 60.0, **columns)
-    for number in range(100):  # each in the place of the one before it
+    for number in range(100):  # each replaces the previous one
         _connection(made, 1000 + number, "10.9.0.5", number / 2, 0.4)
-        _connection(made, 2000 + number, "10.9.0.6", number / 2, 300.0)  # a fleet that starts, and stays
+        _connection(made, 2000 + number, "10.9.0.6", number / 2, 300.0)  # a fleet that starts and stays connected
 
 
 def _late(seconds: float) -> dict[str, int]:
@@ -239,7 +239,7 @@ def _late(seconds: float) -> dict[str, int]:
 
 
 def connects(made: Made) -> None:
-    """`10.9.0.8` reaches no broker; what `10.9.0.9` does not reach is no broker; one of many fails to `10.9.0.10`."""
+    """`10.9.0.8` reaches no broker, `10.9.0.9` tries a port that is not Kafka's; one connect of `10.9.0.10` fails."""
     nothing = {"client_bytes": 0, "broker_bytes": 0, "requests": 0}
     for number, (host, port, close) in enumerate(
         (
@@ -252,24 +252,24 @@ def connects(made: Made) -> None:
     ):
         of_failed = {} if close == "fin" else nothing
         _connection(made, 4000 + number, host, 100.0 + number, 30.0, close=close, broker_port=port, **of_failed)
-    # Of `10.9.0.12` no handshake comes about, of `10.9.0.13` one of many.
+    # All handshakes of `10.9.0.12` fail, and one of many of `10.9.0.13`.
     alert = "bad_certificate by client"
     for number, (host, tls_failure) in enumerate([("10.9.0.12", alert)] * 4 + [("10.9.0.13", "unanswered")]):
         _connection(made, 4100 + number, host, 130.0 + number, 0.1, tls="tls", tls_failure=tls_failure, requests=0)
     for number in range(4):
         _connection(made, 4110 + number, "10.9.0.13", 140.0 + number, 30.0, tls="tls")
-    # One request that its client waited for in vain is enough.
+    # One request on which its client gave up is enough.
     lost = {"outcome": "unanswered", "latency_ns": None, "request_end_ns": START_NS + 100 * 10**9, "broker": 1}
     key = made.exchange("waiting", "Metadata", 100, **lost)
     _connection(made, key["connection"], "10.0.0.1", 100.0, 30.0)
-    # Or for which one waits when the capture ends; a long poll does not count.
+    # Or one that still waits when the capture ends; a long poll does not count.
     for client, api in (("stalled", "Metadata"), ("polling", "SyncGroup")):
         key = made.exchange(client, api, 100, **lost)
         _connection(made, key["connection"], "10.0.0.1", 100.0, 0.0, close="open")
 
 
 def refusals(made: Made) -> None:
-    """Each client is refused for a reason of its own, `lucky` once only."""
+    """Each client is refused with a different error, `lucky` only once."""
     for client, error, count in (
         ("zombie", "INVALID_PRODUCER_EPOCH", 5),
         ("huge", "MESSAGE_TOO_LARGE", 12),
@@ -278,7 +278,7 @@ def refusals(made: Made) -> None:
         ("late", "REQUEST_TIMED_OUT", 12),
         ("stray", "NOT_LEADER_OR_FOLLOWER", 30),
         ("lucky", "TOPIC_AUTHORIZATION_FAILED", 1),
-        ("elected", "NOT_LEADER_OR_FOLLOWER", 5),  # as many as one election explains
+        ("elected", "NOT_LEADER_OR_FOLLOWER", 5),  # as many as one election causes
     ):
         for number in range(count + 20):
             key = made.exchange(client, "Produce", 100 + number, acks=-1, errors=int(number < count))
@@ -287,7 +287,7 @@ def refusals(made: Made) -> None:
 
 
 def recut(made: Made) -> None:
-    """A connection ends with five requests that nobody answered; their records come again in other batches."""
+    """A connection ends with five unanswered requests; their records are sent again in different batches."""
     for number in range(5):
         at_s = 300 + number / 10
         lost = {"outcome": "unanswered", "latency_ns": None, "request_end_ns": START_NS + int(at_s * 1e9)}
@@ -307,15 +307,15 @@ def _batch(made: Made, key: dict[str, Any], first: int, last: int, records: int)
 
 
 def losses(made: Made) -> None:
-    """Of `trusting` two partitions lose five records and two; `retrying` is told of the same batch twice.
+    """Two partitions of `trusting` lose five and two records; one batch of `retrying` is acknowledged twice.
 
-    `anew` is a topic that was deleted and created again, `steady` one whose answers overtake each other.
+    `anew` is a topic that was deleted and recreated; responses to `steady` overtake each other.
     """
     for topic, at_s, client, broker, partition, offset, records, acks, batch in (
         ("of-trusting", 350.0, "trusting", 1, 0, 90, 10, 1, 1),
         ("of-trusting", 351.0, "trusting", 1, 0, 100, 5, 1, 2),
         ("of-trusting", 351.0, "trusting", 1, 1, 40, 4, 1, 3),
-        ("of-trusting", 351.5, "other", 2, 0, 100, 2, -1, 4),  # as large as a batch of its own can be
+        ("of-trusting", 351.5, "other", 2, 0, 100, 2, -1, 4),  # smaller than the lost batch
         ("of-trusting", 351.6, "other", 2, 0, 102, 8, -1, 5),
         ("of-trusting", 351.7, "other", 3, 1, 42, 4, -1, 6),
         ("of-retrying", 350.0, "retrying", 1, 0, 100, 5, -1, 7),
@@ -332,9 +332,9 @@ def losses(made: Made) -> None:
 
 
 def standstills(made: Made) -> None:
-    """A broker answers nobody for 8 s: `halting` waits, `refused-a-while` is refused for 12 s; `rare` does not write.
+    """A broker is silent for 8 s: `halting` waits, `refused-a-while` is refused for 12 s; `rare` does not write.
 
-    `going` has another broker, `bad` sends what nobody takes, `muted` is held up by its quota.
+    `going` uses another broker, `bad` sends invalid records, `muted` is muted by its quota.
     """
 
     def write(client: str, at_s: float, took_s: float = 0.002, **columns: Any) -> dict[str, Any]:
@@ -361,9 +361,9 @@ def standstills(made: Made) -> None:
 
 
 def doubled(made: Made) -> None:
-    """Retries of which offsets tell what became: `twice` has one batch twice, one once, and two of three turned round.
+    """Retries whose outcome follows from offsets: of `twice`, one batch is in the log twice, one once, three reversed.
 
-    `among` has the same, and others that are not in the capture: what offsets skip may be theirs.
+    `among` has the same retries, and other writers outside the capture, to whom skipped offsets may belong.
     """
     for client, others in (("twice", 0), ("among", 100)):
         for at_s, batch, records, error, offset in (
@@ -371,7 +371,7 @@ def doubled(made: Made) -> None:
             (1.0, 1, 5, "REQUEST_TIMED_OUT", None),
             (1.1, 2, 7, "REQUEST_TIMED_OUT", None),
             *((1.2 + n / 10, 3 + n, 3, "NOT_ENOUGH_REPLICAS", None) for n in range(3)),
-            (3.0, 1, 5, None, 15),  # after a gap of five
+            (3.0, 1, 5, None, 15),  # after a gap of five offsets
             (3.1, 2, 7, None, 20),
             *((3.5 - n / 10, 3 + n, 3, None, 33 - 3 * n) for n in (2, 1, 0)),
             (9.0, 9, 4, None, 36 + others),  # long after all failures
@@ -387,7 +387,7 @@ def doubled(made: Made) -> None:
 
 
 def cluster(made: Made) -> None:
-    """Controllers take turns, a partition has no leader for half a minute, one lacks broker 2, another does for 5 s."""
+    """Controllers change, a partition has no leader for half a minute, one lacks broker 2, another lacks it for 5 s."""
     for number, broker in enumerate((1, 2, 3, 1, 2)):
         at_s = 200.0 + 10 * number
         row = {"kind": "controller", "change": "active", "broker_id": broker, "time_ns": START_NS + int(at_s * 1e9)}
@@ -435,9 +435,10 @@ APART_S = 5 * 3600.0
 
 
 def two_captures(place: Path) -> Path:
-    """Of two minutes each, hours apart; the second one also has the log of coordinators, with its history.
+    """Two captures of two minutes, hours apart; the second one also has the log of coordinators, with its history.
 
-    `restless-g` rebalances in both, `log-g` did so long before. `slow` falls behind in both, `behind` between them.
+    `restless-g` rebalances in both, `log-g` did so long before. The lag of `slow` grows in both, that of `behind`
+    between them.
     """
     made = Made()
     for capture, begin_s in enumerate((0.0, APART_S)):
@@ -503,7 +504,7 @@ PROVOKED = {
 
 
 def ask(made: Made, client: str, broker: int, at_s: float, took_s: float, **columns: Any) -> None:
-    """A request that is answered after a while."""
+    """A request that is answered `took_s` later."""
     asked_ns = START_NS + round(at_s * 1e9)
     answered_ns = asked_ns + round(took_s * 1e9)
     times = {"request_start_ns": asked_ns, "request_end_ns": asked_ns}
@@ -521,12 +522,11 @@ def pause(
     after_s: float = 0,
     **columns: Any,
 ) -> None:
-    """Clients ask brokers 1 and 2 every 0.2 s; the paused ones answer nobody from the tenth second on, then all.
+    """Clients send to brokers 1 and 2 every 0.2 s; from the tenth second on, paused ones are silent, then answer all.
 
-    after_s: when all of this begins.
+    after_s: offset of all times. answered: "one by one" after the pause, or "at any time" to another client.
 
-    A writer with acks=all at broker 1 waits for its replica meanwhile, and is slow for that cause alone. answered: "one
-    by one" after the pause, or "at any time" to another client.
+    A writer with acks=all at broker 1 waits for its replica meanwhile, and is slow only for that reason.
     """
     columns = {"api": "Metadata", **columns}
     for number in range(300):
@@ -538,7 +538,7 @@ def pause(
                 if answered == "one by one" and is_held:
                     took_s += 0.6 * client
                 if broker in paused and 10.2 <= at_s < 10 + paused_s:
-                    continue  # they have a request under way
+                    continue  # the clients have a request in flight
                 ask(made, f"app-{client}", broker, after_s + at_s, took_s, **columns)
         if answered == "at any time":
             ask(made, "other", 2, after_s + at_s, 0.002, api="Metadata")
@@ -559,8 +559,8 @@ def pause_of_follower(
 ) -> None:
     """Writes with acks=all at these leaders wait from the tenth second on; brokers 1 and 3 answer all else at once.
 
-    slow: another API that waits at broker 3 too. apart_s: how much later broker 3 acknowledges. replicas: of a
-    partition of brokers 1 and 3 each; () if nobody asked. after_s: when all of this begins.
+    slow: another API that waits at broker 3 too. apart_s: delay of broker 3's acknowledgements. replicas: those of one
+    partition of broker 1 and one of broker 3; () if no Metadata has them. after_s: offset of all times.
     """
     for number in range(150):
         at_s = number / 5
@@ -590,9 +590,10 @@ def absence(
     *,
     is_in_sync: bool,
 ) -> None:
-    """Broker 2 has a replica of each topic, the only one of `lone`; Metadata names it, and drops it, at `named`.
+    """Broker 2 has a replica of each topic, and the only one of `lone`.
 
-    tried_s: when connects to it fail. served_s: when it answers a request.
+    named: changes of broker 2 in Metadata, with their times. tried_s: time of a failed connect to it. served_s: time of
+    a request that it answers.
     """
     for number in range(401):
         at_ns = START_NS + number * 100 * MS

@@ -1,4 +1,4 @@
-"""Each edge of the graph explains what lies near it, and nothing that is elsewhere or at another time."""
+"""Each edge of the graph of causes explains only findings at its place and time."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def moment(at_s: int, failed: int, name: str, is_replicated: bool = False, **cou
 
 
 @pytest.mark.parametrize("edge", EDGES, ids=lambda edge: f"{edge.cause}-{edge.consequence}-{edge.when}")
-def test_an_edge_holds_where_and_when_it_says(edge):
+def test_an_edge_applies_only_at_its_place_and_time(edge):
     cause = one(edge.cause, 1000, 1020, behind_records=5000)
     place = {} if "everywhere" in edge.same else PLACE
     consequence = one(edge.consequence, 1005, 1030, place, severity="critical", last_lag_records=5000)
@@ -44,23 +44,23 @@ def test_an_edge_holds_where_and_when_it_says(edge):
     before = one(edge.consequence, 900, 1030, last_lag_records=5000)
     others = [each for each in EDGES if each[:2] == edge[:2] and each.when != BEGINS]
     if edge.when == BEGINS and not others:
-        assert len(fold([cause, before])) == 2  # it began before its cause
+        assert len(fold([cause, before])) == 2  # the finding began before its cause
     if edge.when == MOSTLY:
-        assert len(fold([cause, one(edge.consequence, 1005, 1060, last_lag_records=5000)])) == 2  # it lasted on
+        assert len(fold([cause, one(edge.consequence, 1005, 1060, last_lag_records=5000)])) == 2  # it lasted longer
     assert fold([cause._replace(cluster="another"), consequence])[0].consequences == ()
 
 
-def test_of_a_finding_without_a_broker_nobody_knows_the_machine():
-    """A running kproxy counts handshakes of all brokers together."""
+def test_a_finding_without_a_broker_is_not_attributed_to_a_machine():
+    """A running kproxy counts handshakes with all brokers together."""
     gone = one("broker_gone", 1000, 1020)
     for place in ({}, {"broker": None}):
         assert len(fold([gone, one("tls_failed", 1005, 1030, place)])) == 2
         assert len(fold([one("broker_gone", 1000, 1020, place), one("tls_failed", 1005, 1030)])) == 2
-    ids = ({"broker": name, "broker_id": int(name)} for name in ("1", "2"))  # which are no addresses
+    ids = ({"broker": name, "broker_id": int(name)} for name in ("1", "2"))  # these are not addresses
     assert len(fold([one("broker_gone", 1000, 1020, next(ids)), one("tls_failed", 1005, 1030, next(ids))])) == 2
 
 
-def test_edges_are_of_kinds_and_make_no_circle():
+def test_edges_connect_known_kinds_without_a_cycle():
     assert {kind for edge in EDGES for kind in edge[:2]} <= set(KINDS)
     explained: dict[str, set[str]] = {}
     for edge in EDGES:
@@ -75,8 +75,8 @@ def test_edges_are_of_kinds_and_make_no_circle():
         reach(kind, ())
 
 
-def test_what_follows_from_a_consequence_is_folded_into_the_root():
-    """A transaction holds the offset, the offset holds the reader; of two brokers that with the same id explains."""
+def test_a_consequence_of_a_consequence_belongs_to_the_root_cause():
+    """A transaction holds the stable offset, which holds the reader; only a broker with the same id explains."""
     chain = [
         one("open_transaction", 0, 100, {"topics": ["orders"]}),
         one("stuck_stable_offset", 2, 100, {"topic": "orders"}, behind_records=9000),
@@ -92,19 +92,19 @@ def test_what_follows_from_a_consequence_is_folded_into_the_root():
     assert Finding.of(second.as_dict()) == second
 
 
-def test_requests_that_failed_are_those_of_the_outage_in_whose_time_they_did():
-    """Of three outages each has its own; what failed at another time, or long after, is no outage's."""
+def test_failed_requests_belong_to_the_outage_during_which_they_failed():
+    """Each of three outages has its own; requests that failed at another time, or long after, belong to none."""
     brokers = [one("broker_gone", 100, 120, {"broker_id": 2}), one("broker_standing_still", 140, 148, {"broker_id": 3})]
     brokers.append(one("broker_gone", 170, 190, {"broker_id": 1}))
     refused = one("not_enough_replicas", 50, 300, {"client": "strict"}, failed=106, asked=900)
     times = [(50, 3), *((second, 2) for second in (99, 101, 119, 125)), (140, 20), (147, 21), (171, 50), (300, 4)]
     refusals = [moment(second, failed, "NOT_ENOUGH_REPLICAS") for second, failed in times]
-    # A member of broker 3 gives up while that stands still, and before while broker 2 is gone: brokers wait for both.
+    # A member of broker 3 times out while broker 3 stands still, and while broker 2 is gone, for which broker 3 waits.
     waits = one("client_timeouts", 105, 147, {"client": "app", "broker_id": 3}, failed=7, asked=90, gave_up=3)
     waits = waits._replace(evidence=(*waits.evidence, ("longest_wait_ns", 9), ("apis", "Heartbeat, OffsetCommit")))
     waited = [moment(105, 3, "OffsetCommit", True, gave_up=1, longest_wait_ns=5)]
     waited += [moment(147, 4, name, gave_up=1, longest_wait_ns=ns) for name, ns in (("Heartbeat", 9), ("Metadata", 7))]
-    # Requests to a broker that nothing was wrong with, which wait for no other, or behind the outage: nobody's.
+    # Requests to a healthy broker that wait for no other one, or after the outage, belong to no outage.
     alone = one("unanswered", 110, 124, {"client": "app", "broker_id": 4}, failed=4)
     nobodys = [moment(110, 2, "Metadata"), moment(124, 2, "OffsetCommit", True)]
     timed = [(refused, refusals), (waits, waited), (alone, nobodys)]
@@ -123,7 +123,7 @@ def test_requests_that_failed_are_those_of_the_outage_in_whose_time_they_did():
         ("unanswered", 4): {},
     }
     (rest,) = [root for root in roots if root.kind == "not_enough_replicas"]
-    assert dict(rest.evidence) == {"failed": 7} and rest.change  # of how many is not known
+    assert dict(rest.evidence) == {"failed": 7} and rest.change  # the total is unknown
     assert (rest.since_ns, rest.until_ns) == (50 * 10**9, 300 * 10**9)
     apis = {each.evidence[-1] for root in roots for each in root.consequences if each.kind == "client_timeouts"}
     assert apis == {("apis", "OffsetCommit"), ("apis", "Heartbeat, Metadata")}
@@ -132,8 +132,8 @@ def test_requests_that_failed_are_those_of_the_outage_in_whose_time_they_did():
             assert root.since_ns - 5e9 <= each.since_ns <= each.until_ns <= root.until_ns + 10e9
 
 
-def test_a_quota_of_the_client_is_nearer_than_a_broker_that_was_gone_meanwhile():
-    """All of the errors are the quota's; without it those meanwhile are the outage's."""
+def test_the_clients_quota_takes_precedence_over_an_outage_at_the_same_time():
+    """All errors are consequences of the quota; without it, those during the outage are consequences of the outage."""
     gone = one("broker_gone", 100, 120, {"broker_id": 1})
     throttled = one("throttled", 50, 200, {"client": "greedy"})
     fenced = one("fenced", 99, 160, {"client": "greedy", "topic": "bulk"}, failed=35, asked=500)
@@ -150,20 +150,18 @@ def test_a_quota_of_the_client_is_nearer_than_a_broker_that_was_gone_meanwhile()
 
 
 @pytest.mark.parametrize(("inside", "outside", "follows"), [(30, 10, True), (10, 30, False)])
-def test_a_broker_is_slow_because_another_stands_still_if_most_of_its_slow_requests_wait_for_that(
-    inside, outside, follows
-):
+def test_a_slow_broker_follows_from_a_standstill_if_most_of_its_slow_requests_do(inside, outside, follows):
     still = one("broker_standing_still", 100, 108, {"broker_id": 3})
     slow = one("slow_broker", 0, 300, {"broker_id": 1}, slow=inside + outside)
     times = [moment(103, inside, "Produce", True), moment(200, outside, "Produce", True)]
     roots = folded([(still, ()), (slow, times)])
     assert len(roots) == (1 if follows else 2)
     (kept,) = [each for root in roots for each in (root, *root.consequences) if each.kind == "slow_broker"]
-    assert dict(kept.evidence) == {"slow": 40}  # whole, whichever it is
+    assert dict(kept.evidence) == {"slow": 40}  # not divided in either case
 
 
-def test_retries_and_a_lag_that_an_outage_brought_about_are_its_consequences():
-    """Also of a client with one failed request, too few for a finding; not a group's lag of hours before the outage."""
+def test_retries_and_a_lag_caused_by_an_outage_are_its_consequences():
+    """Also retries of a client with too few failures for a finding; not a lag that began long before the outage."""
     gone = one("broker_gone", 100, 120)
     lost = one("coordinator_lost", 100, 118, {"group_id": "g", "broker_id": 2})
     retried = one("resent_not_idempotent", 101, 108, {"client": "pay-writer", "topic": "payments"})
@@ -174,7 +172,7 @@ def test_retries_and_a_lag_that_an_outage_brought_about_are_its_consequences():
     assert len(fold([gone, later])) == 2
 
 
-def test_of_two_grave_causes_the_one_with_more_consequences_comes_first():
+def test_of_two_severe_causes_the_one_with_more_consequences_comes_first():
     roots = []
     for broker, groups in ((1, 12), (2, 20)):
         roots.append(one("broker_gone", 100 * broker, 100 * broker + 20, {"broker_id": broker}))

@@ -1,4 +1,4 @@
-"""What stands out on the repository's captures: what provokes a finding gives it, and little else does."""
+"""Findings on the repository's captures and on synthetic tables: each kind is found, and little else."""
 
 import json
 import random
@@ -26,7 +26,7 @@ INCIDENTS = DATA.parent / "incidents"
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Findings of a capture by its name, as (kind, where): finding."""
+    """A function that returns the findings of a named capture, by (kind, where)."""
 
     @cache
     def ask(name, *given):
@@ -38,7 +38,7 @@ def found(tmp_path_factory):
     return ask
 
 
-def test_a_client_that_is_over_its_quotas_is_throttled(found):
+def test_a_client_over_its_quotas_is_found_as_throttled(found):
     answer = found("k41_quota")
     throttled = [one for one in answer.values() if one.kind == "throttled"]
     assert {one.where for one in throttled} == {
@@ -52,30 +52,30 @@ def test_a_client_that_is_over_its_quotas_is_throttled(found):
     assert (
         sentence(produce) == "15 of 102 answers throttled, 12.3 s in total over all its connections (99% of their time)"
     )
-    assert next(iter(answer.values())).kind == "throttled"  # before what is merely worth knowing
+    assert next(iter(answer.values())).kind == "throttled"  # before notes
 
 
-def test_a_producer_without_batches_is_named(found):
+def test_a_producer_of_single_record_batches_is_found(found):
     one = found("k111_java_cluster")["single_record_batches", "client perftx, topic beta"]
     assert dict(one.evidence)["batches"] == 232
     assert "linger.ms" in one.settings
 
 
-def test_acks_are_weak_where_there_are_replicas(found):
+def test_weak_acks_are_found_on_replicated_topics(found):
     answer = found("k111_java_cluster")
     assert answer["weak_acks", "client perf-snappy, topic alpha"].severity == "warning"  # acks=0
     assert dict(answer["weak_acks", "client thr, topic alpha"].evidence)["acks"] == 1
 
 
-def test_versions_that_the_newest_kafka_has_dropped_are_told_once_where_brokers_may_be_why(found):
+def test_dropped_versions_of_several_clients_are_one_note_if_old_brokers_may_be_the_cause(found):
     answer = found("k0102_python147")
     legacy = answer["old_versions", "client b'legacy-cli'"]
     assert legacy.severity == "warning" and "OffsetCommit v0" in dict(legacy.evidence)["apis"]
     assert answer["old_versions", "8 clients"].severity == "note"
 
 
-def test_an_api_that_kproxy_does_not_know_is_not_called_dropped(tmp_path, monkeypatch):
-    """Vendors have APIs of their own, and newer brokers further ones."""
+def test_an_unknown_api_does_not_count_as_dropped(tmp_path, monkeypatch):
+    """Vendors have their own APIs, and newer brokers have further ones."""
     monkeypatch.setitem(made.KEYS, "unknown_10007", 10007)
     table = made.Made()
     for second, (api, version) in enumerate((("unknown_10007", 0), ("Produce", 2))):
@@ -86,20 +86,20 @@ def test_an_api_that_kproxy_does_not_know_is_not_called_dropped(tmp_path, monkey
 
 
 @pytest.mark.ring2
-def test_a_group_that_lost_members_over_and_over_does_not_come_to_rest(found):
+def test_a_group_that_repeatedly_lost_members_has_a_rebalance_storm(found):
     assert ("rebalance_storm", "group range-g") in found("k41_groups_a")
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["k41_sasl_plain", "k111_kcat_sarama", "k41_librdkafka", "k41_kafkajs"])
-def test_short_captures_of_ordinary_clients_raise_no_alarm(found, name):
+def test_short_captures_of_ordinary_clients_give_no_findings(found, name):
     assert not found(name)
 
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", ["k41_java_cluster", "k39_zk_cluster"])
-def test_a_broker_that_was_restarted_is_told_and_nothing_else(found, name):
-    """Its leaders had not moved back when the first of the captures ended."""
+def test_a_restarted_broker_is_the_only_finding(found, name):
+    """In the first capture, its leaders also had not moved back by the end."""
     kinds = {one.kind for one in found(name).values()}
     assert {dict(one.place)["broker_id"] for one in found(name).values()} == {2}
     assert kinds == {"broker_gone"} | ({"leaders_away"} if name == "k41_java_cluster" else set())
@@ -107,7 +107,7 @@ def test_a_broker_that_was_restarted_is_told_and_nothing_else(found, name):
 
 def test_every_kind_has_a_probe_and_every_threshold_a_kind():
     probed = {kind for probe in PROBES for kind in probe.kinds}
-    assert set(KINDS) - probed == {"core_full"}  # of a running kproxy alone
+    assert set(KINDS) - probed == {"core_full"}  # only in a running kproxy
     used = {name for kind in KINDS.values() for name in kind.thresholds}
     assert set(THRESHOLDS) - used == {"places_per_kind"} and used <= set(THRESHOLDS)
 
@@ -131,18 +131,18 @@ def test_thresholds_come_from_a_file_and_from_the_command_line(tmp_path, found):
         ("batches_min=-1", "'-1' is no number"),
     ],
 )
-def test_what_is_no_threshold_is_refused_in_words(given, said):
+def test_an_invalid_threshold_is_refused_with_a_message(given, said):
     with pytest.raises(KproxyError, match=said):
         read([given])
 
 
-def test_a_file_that_is_no_toml_is_refused_in_words(tmp_path):
+def test_an_invalid_toml_file_is_refused_with_a_message(tmp_path):
     (tmp_path / "bad.toml").write_text("batches_min : 3")
     with pytest.raises(KproxyError, match="thresholds"):
         read((), str(tmp_path / "bad.toml"))
 
 
-def test_hours_between_two_captures_hide_no_storm_and_make_no_lag(tmp_path):
+def test_the_hours_between_two_captures_do_not_count(tmp_path):
     with Tables(made.two_captures(tmp_path / "tables")) as tables:
         found = {(one.kind, one.where): dict(one.evidence) for one in findings(tables, limits())}
     assert found.keys() == {("rebalance_storm", "group restless-g"), ("growing_lag", "client slow, topic orders")}
@@ -156,14 +156,14 @@ def test_hours_between_two_captures_hide_no_storm_and_make_no_lag(tmp_path):
 @pytest.mark.parametrize(
     ("first", "last", "highest", "seconds", "age_s", "grows"),
     [
-        (1_000, 1_600, 1_600, 60, None, True),  # half as much again
-        (10_000, 11_500, 11_500, 60, None, False),  # swings
+        (1_000, 1_600, 1_600, 60, None, True),  # by 60 %
+        (10_000, 11_500, 11_500, 60, None, False),  # ordinary variation
         (288_877, 353_116, 353_116, 110, None, True),  # a large lag that grows fast
-        (288_877, 353_116, 400_000, 110, None, False),  # and catches up
-        (300_000, 310_000, 310_000, 60, None, False),  # fast, but less than a tenth of it
+        (288_877, 353_116, 400_000, 110, None, False),  # but it has fallen since
+        (300_000, 310_000, 310_000, 60, None, False),  # fast, but by less than a tenth
         (0, 900, 900, 60, None, False),
         (288_877, 353_116, 353_116, 8, None, False),  # a burst
-        (432, 2_879, 2_879, 52, 2, False),  # as much as is written between two commits
+        (432, 2_879, 2_879, 52, 2, False),  # the records between two commits
         (432, 28_790, 28_790, 52, 20, True),
     ],
 )
@@ -175,8 +175,8 @@ def test_a_lag_grows_by_its_share_or_by_its_rate(first, last, highest, seconds, 
     assert [one.kind for one in consuming.judge_lagging(row, limits())] == ["growing_lag"] * grows
 
 
-def test_seconds_in_which_requests_failed_are_few_and_lose_none(tmp_path, monkeypatch):
-    """Of more seconds than are kept several are one; two times far apart need no wider steps."""
+def test_time_steps_of_failed_requests_are_limited_and_lose_no_request(tmp_path, monkeypatch):
+    """Steps become wider if too many seconds have failures; two periods far apart need no wider steps."""
     table = made.Made()
     for number in range(40):
         for client, apart_s in (("long", 1), ("twice", 0.125)):
@@ -196,7 +196,7 @@ def test_seconds_in_which_requests_failed_are_few_and_lose_none(tmp_path, monkey
     assert told["twice"] == [(10, 8), (11, 8), (12, 4), (50012, 4), (50013, 8), (50014, 8)]
 
 
-def test_of_two_reasons_as_frequent_for_failed_tls_always_the_same_is_named(tmp_path):
+def test_of_two_equally_frequent_tls_failures_always_the_same_is_named(tmp_path):
     table = made.Made()
     alerts = ("bad_certificate by client", "unknown_ca by client") * 2 + ("expired by client",)
     for number, alert in enumerate(alerts):
@@ -206,13 +206,13 @@ def test_of_two_reasons_as_frequent_for_failed_tls_always_the_same_is_named(tmp_
     assert dict(one.evidence) == {"failed": 5, "asked": 5, "reason": "unknown_ca by client", "reasons": 3}
 
 
-def test_failed_connects_are_counted_by_how_they_failed(tmp_path):
+def test_failed_connects_are_counted_by_kind_of_failure(tmp_path):
     table = made.Made()
     how = ["refused", *["closed_at_once"] * 2, "port_unreachable", "prohibited", "prohibited", "unanswered"]
     for number, close in enumerate(how):
         made._connection(table, number, "10.9.0.14", number, 0.1, close=close, requests=0)
         made._connection(table, 100 + number, "10.9.0.15", number, 0.1, close=close, requests=0, broker_port=8080)
-    table.exchange("other", "Metadata", 0)  # so that port 8080 is not taken for Kafka's
+    table.exchange("other", "Metadata", 0)  # so port 8080 is not taken for a Kafka port
     with Tables(table.write(tmp_path / "tables")) as tables:
         (one,) = findings(tables, kinds=["connects_failed"])
     counts = {"refused": 1, "unanswered": 1, "closed_at_once": 2, "undelivered": 3}
@@ -220,7 +220,7 @@ def test_failed_connects_are_counted_by_how_they_failed(tmp_path):
     assert sentence(one) == ("7 of 7 connects failed: 1 refused, 1 not answered, 2 closed at once, 3 not delivered")
 
 
-def test_answers_that_arrive_late_name_the_mtu_of_a_router(tmp_path):
+def test_late_answers_have_the_mtu_that_a_router_reported(tmp_path):
     table = made.Made()
     made._connection(table, 0, "10.9.0.11", 0.0, 60.0, **made._late(30.0), path_mtu=1400)
     made._connection(table, 1, "10.9.0.11", 0.0, 60.0, **made._late(20.0), path_mtu=1350)
@@ -233,12 +233,9 @@ def test_answers_that_arrive_late_name_the_mtu_of_a_router(tmp_path):
 
 @pytest.mark.parametrize("lost_s", [30, 28])
 @pytest.mark.parametrize("comes_back", [False, True])
-def test_a_coordinator_is_missed_from_the_first_sign_of_its_loss_up_to_its_return_or_the_last_request(
-    tmp_path, comes_back, lost_s
-):
-    """The sign is the first refusal, or the end of the member's connection before it; not the last good heartbeat.
-
-    Nor is it the end of the connection of a member that left.
+def test_a_coordinator_outage_lasts_from_its_first_sign_to_the_return_or_the_last_request(tmp_path, comes_back, lost_s):
+    """The first sign is the first refusal, or an earlier close of the member's connection. It is neither the last good
+    heartbeat, nor a close by a member that left.
     """
     table = made.Made()
     if lost_s == 28:
@@ -271,7 +268,7 @@ def test_a_coordinator_is_missed_from_the_first_sign_of_its_loss_up_to_its_retur
     ("between_s", "error", "is_found"),
     [(3, None, False), (3, "NOT_COORDINATOR", True), (6, None, True), (1, "NOT_COORDINATOR", False)],
 )
-def test_a_coordinator_that_moves_between_two_heartbeats_is_not_missed(tmp_path, between_s, error, is_found):
+def test_a_move_of_the_coordinator_between_two_heartbeats_is_no_outage(tmp_path, between_s, error, is_found):
     table = made.Made()
     for number in range(20):
         at_s = 3 * number if number < 10 else 27 + between_s + 3 * (number - 10)
@@ -290,10 +287,10 @@ def test_a_coordinator_that_moves_between_two_heartbeats_is_not_missed(tmp_path,
 
 
 @pytest.mark.parametrize(("life_s", "is_short"), [(2, True), (400, False)])
-def test_who_comes_and_goes_is_named_and_is_no_slow_poll_where_it_left_too_soon(tmp_path, life_s, is_short):
-    """One member came long before and stays, those of `flapper` leave: the storm begins with the first of these.
+def test_a_rebalance_storm_names_the_client_whose_members_come_and_go(tmp_path, life_s, is_short):
+    """One member joined long before and stays, those of `flapper` leave: the storm begins with the first of these.
 
-    Rebalances that did not end count until all had joined.
+    Short lives are not attributed to slow polls. Rebalances without an end count until all members had joined.
     """
     table = made.Made()
     made._rebalance(table, "g", -300, 0)
@@ -322,7 +319,7 @@ def test_who_comes_and_goes_is_named_and_is_no_slow_poll_where_it_left_too_soon(
 
 
 @pytest.mark.parametrize(("waited_s", "times", "severity"), [(6, 1, "note"), (6, 2, "warning"), (10, 1, "warning")])
-def test_a_member_that_others_wait_for_once_and_for_seconds_is_a_note(tmp_path, waited_s, times, severity):
+def test_a_short_single_wait_for_a_member_is_a_note(tmp_path, waited_s, times, severity):
     table = made.Made()
     for number in range(times):
         begin_ns = made.START_NS + 60 * number * 10**9
@@ -336,8 +333,8 @@ def test_a_member_that_others_wait_for_once_and_for_seconds_is_a_note(tmp_path, 
 
 
 @pytest.mark.parametrize(("is_shared", "where"), [(True, "all brokers"), (False, "broker 2 (10.0.1.2:9092)")])
-def test_writes_that_are_slow_at_two_brokers_at_once_name_no_slow_broker(tmp_path, is_shared, where):
-    """All wait for a third one that pauses; of the few writes of broker 2 these are more than a hundredth."""
+def test_writes_that_are_slow_at_two_brokers_at_once_blame_no_single_broker(tmp_path, is_shared, where):
+    """All wait for a third broker that pauses; they are more than a hundredth of the few writes at broker 2."""
     table = made.Made()
     for number in range(1600):
         at_s = number / 20
@@ -352,7 +349,7 @@ def test_writes_that_are_slow_at_two_brokers_at_once_name_no_slow_broker(tmp_pat
     assert dict(one.evidence).get("numbers_of") == ("broker 2 (10.0.1.2:9092)" if is_shared else None)
 
 
-def test_a_member_makes_others_wait_from_the_moment_that_all_of_them_had_joined(tmp_path):
+def test_the_wait_for_a_member_begins_when_all_others_have_joined(tmp_path):
     table = made.Made()
     table.add("rebalances", 20, group_id="g", protocol="classic", generation=2, members_after=3, last_to_join="late",
         started_ns=made.START_NS + 20 * 10**9, joined_ns=made.START_NS + 40 * 10**9,
@@ -362,8 +359,8 @@ def test_a_member_makes_others_wait_from_the_moment_that_all_of_them_had_joined(
     assert (one.since_ns - made.START_NS, one.until_ns - made.START_NS) == (25 * 10**9, 41 * 10**9)
 
 
-def test_a_request_fails_when_its_error_comes_or_its_connection_ends(tmp_path):
-    """A muted client asks 5 s before a broker is gone; one that gives up after 8 s has failed from the start."""
+def test_the_time_of_a_failure_is_that_of_the_error_or_of_the_end_of_the_connection(tmp_path):
+    """A muted client sends 5 s before its connection ends; a request given up after 8 s has failed from its start."""
     table = made.Made()
     for number in range(5):
         ends_ns = made.START_NS + (95 + number) * 10**9 + 6 * 10**9
@@ -386,8 +383,8 @@ def test_a_request_fails_when_its_error_comes_or_its_connection_ends(tmp_path):
 
 
 @pytest.mark.parametrize("waits_s", [10, 1])
-def test_a_rebalance_that_waits_for_members_that_are_gone_names_them(tmp_path, waits_s):
-    """Two clients join as new members, and their old ids expire `waits_s` later; so again two minutes on."""
+def test_a_rebalance_that_waits_for_vanished_members_names_their_clients(tmp_path, waits_s):
+    """Two clients join as new members, and their old ids expire `waits_s` later; the same two minutes later."""
     table = made.Made()
     member = {"group_id": "g", "protocol": "classic"}
     for join_s in (20, 140):
@@ -430,7 +427,7 @@ def _join_anew(table, member, join_s, waits_s):
 def test_the_lag_of_a_group_that_stopped_is_that_at_its_last_request(
     tmp_path, read_per_s, stops_s, leaves, lag, silent_s
 ):
-    """Thousand records a second are written up to the end; members that were killed would have come back by then."""
+    """1,000 records per second are written until the end; members that were killed would have returned by then."""
     table = made.Made()
     for second in range(301):
         key = table.exchange("writer", "Produce", second, acks=-1)
@@ -450,13 +447,13 @@ def test_the_lag_of_a_group_that_stopped_is_that_at_its_last_request(
         assert evidence["last_lag_records"] == pytest.approx(lag, abs=2000)
         assert evidence.get("no_request_ns", 0) / 1e9 == pytest.approx(silent_s or 0, abs=1)
         assert ("no request of the group for" in sentence(one)) == (silent_s is not None)
-        if leaves:  # the records stay behind
+        if leaves:  # its records remain unread
             assert evidence["end_lag_records"] == 301_000 - read_per_s * stops_s > evidence["last_lag_records"]
             assert "; its consumer left at 00:0" in sentence(one)
 
 
-def test_a_partition_that_a_group_commits_late_does_not_hide_the_growth_of_the_others(tmp_path):
-    """Of partition 0 it commits a tenth of what is written; of partition 1 it commits nothing for 290 s."""
+def test_a_late_first_commit_of_a_partition_does_not_hide_the_growth_of_others(tmp_path):
+    """The group commits a tenth of the records of partition 0, and nothing of partition 1 for 290 s."""
     table = made.Made()
     for second in range(301):
         for partition in (0, 1):
@@ -480,8 +477,8 @@ def test_a_partition_that_a_group_commits_late_does_not_hide_the_growth_of_the_o
     )
 
 
-def test_lags_of_partitions_that_a_client_got_at_different_times_are_not_added(tmp_path):
-    """It has partition 0 from the beginning, gets partition 1 at 200 s, and gives 2 away at 100 s."""
+def test_lags_of_partitions_assigned_at_different_times_are_not_added(tmp_path):
+    """The client has partition 0 from the beginning, gets partition 1 at 200 s, and loses 2 at 100 s."""
     table = made.Made()
     for second in range(301):
         for partition, first_s, last_s, lag in ((0, 0, 300, 0), (1, 200, 300, 50_000), (2, 0, 100, 80_000)):
@@ -503,13 +500,13 @@ def test_lags_of_partitions_that_a_client_got_at_different_times_are_not_added(t
     [
         (0.8, None, {}),
         (2.1, None, {"all_brokers_silent": 0}),
-        (4, None, {"all_brokers_silent": 3}),  # each broker is silent, too
-        (2.1, 3, {}),  # the others wait for its replica
+        (4, None, {"all_brokers_silent": 3}),  # each broker is a finding, too
+        (2.1, 3, {}),  # the others wait for its replicas
         (4, 3, {"broker_standing_still": 0}),
     ],
 )
 def test_brokers_that_fall_silent_together_are_one_cause(tmp_path, silent_s, alone, told):
-    """Two clients in turn ask each broker every tenth of a second; `alone`: that broker alone stands still."""
+    """Two clients take turns to send to each broker every 0.1 s; `alone`: only that broker stands still."""
     table = made.Made()
     for number in range(300):
         at_s = number / 10
@@ -543,20 +540,20 @@ def test_brokers_that_fall_silent_together_are_one_cause(tmp_path, silent_s, alo
         (1.5, {}, "broker_paused"),
         (0.9, {}, None),
         (1.5, {"clients": 1}, "slow_broker"),
-        (1.5, {"api": "Produce", "acks": -1}, "slow_broker"),  # waits for a replica
-        (1.5, {"api": "Fetch", "max_wait_ms": 5000}, "slow_broker"),  # waits for data
+        (1.5, {"api": "Produce", "acks": -1}, "slow_broker"),  # it may wait for a replica
+        (1.5, {"api": "Fetch", "max_wait_ms": 5000}, "slow_broker"),  # it may wait for data
         (1.8, {"api": "Fetch", "max_wait_ms": 500}, "broker_paused"),
-        (1.5, {"api": "ApiVersions"}, "slow_broker"),  # it starts
-        (1.5, {"loss_ns": made.MS}, "slow_broker"),  # on its way
-        (1.5, {"answered": "at any time"}, "slow_broker"),  # to others meanwhile
+        (1.5, {"api": "ApiVersions"}, "slow_broker"),  # a starting broker delays it
+        (1.5, {"loss_ns": made.MS}, "slow_broker"),  # lost segments
+        (1.5, {"answered": "at any time"}, "slow_broker"),  # the broker answers others meanwhile
         (1.5, {"answered": "one by one"}, "slow_broker"),
-        (1.5, {"paused": (1, 2)}, "all_brokers_silent"),  # what both share
+        (1.5, {"paused": (1, 2)}, "all_brokers_silent"),  # both at once
     ],
 )
-def test_a_pause_of_a_broker_is_found_by_clients_that_it_keeps_waiting(tmp_path, paused_s, change, cause):
-    """Three clients ask two brokers every 0.2 s; one of the brokers answers nobody for a while, then all at once.
+def test_a_pause_of_a_broker_is_found_from_clients_that_wait_for_it(tmp_path, paused_s, change, cause):
+    """Three clients send to two brokers every 0.2 s; one of these is silent for a while, then answers all at once.
 
-    A writer with acks=all at the other waits for its replica meanwhile, and is slow for that cause alone.
+    A writer with acks=all at the other broker waits for its replica meanwhile, and is slow only for that reason.
     """
     table = made.Made()
     made.pause(table, paused_s, **change)
@@ -573,8 +570,8 @@ def test_a_pause_of_a_broker_is_found_by_clients_that_it_keeps_waiting(tmp_path,
 
 
 @pytest.mark.parametrize(("throttle_ms", "follows"), [(60_000, True), (2000, False)])
-def test_timeouts_of_a_client_follow_from_the_quota_as_long_as_its_throttle_lasts(tmp_path, throttle_ms, follows):
-    """The broker leaves its connection unread for a minute, or for 2 s: then nobody knows why it does not answer."""
+def test_timeouts_of_a_client_are_consequences_of_its_quota_while_the_throttle_lasts(tmp_path, throttle_ms, follows):
+    """The broker mutes its connection for a minute, or for 2 s, which does not explain the missing answers."""
     table = made.Made()
     for number in range(5):
         made.ask(table, "greedy", 1, number, 0.002, api="Produce", acks=1, throttle_ms=throttle_ms)
@@ -592,8 +589,8 @@ def test_timeouts_of_a_client_follow_from_the_quota_as_long_as_its_throttle_last
     assert [one.kind for one in answer].count("client_timeouts") == (not follows)
 
 
-def test_requests_that_are_slow_for_one_cause_are_one_row_of_an_overview(tmp_path):
-    """A client that connects anew for each request is muted by three brokers; a broker keeps two clients waiting."""
+def test_slow_requests_with_one_cause_are_one_row_of_an_overview(tmp_path):
+    """Three brokers mute a client that reconnects for each request; one broker makes two clients wait."""
     table = made.Made()
     for number in range(12):
         slow = {"latency_ns": 9 * 10**9, "muted_ns": (8 * 10**9) + number, "total_ns": 9 * 10**9 + number}
@@ -608,7 +605,7 @@ def test_requests_that_are_slow_for_one_cause_are_one_row_of_an_overview(tmp_pat
     assert rows[0]["total_ns"] == 9 * 10**9 + 11
 
 
-def test_replicas_out_of_sync_are_known_up_to_the_last_message_about_them(tmp_path):
+def test_the_finding_of_replicas_out_of_sync_has_the_time_of_the_last_report(tmp_path):
     table = made.Made()
     for topic, change, at_s, isr in (("a", "created", 1, [1, 2]), ("a", "isr_shrunk", 20, [1])):
         state = {"topic": topic, "partition": 0, "change": change, "isr": isr, "replicas": [1, 2]}
@@ -629,8 +626,8 @@ def made_up(tmp_path_factory):
     return made.dataset(tmp_path_factory.mktemp("made") / "tables")
 
 
-def test_a_transaction_stays_open_behind_a_refused_end_and_its_timeout_is_said(made_up):
-    """The questions `transactions` and `findings` agree on it."""
+def test_a_transaction_stays_open_after_a_refused_end_and_is_reported_with_its_timeout(made_up):
+    """The jobs `transactions` and `findings` agree."""
     with Tables(made_up) as tables:
         (opened,) = findings(tables, kinds=["open_transaction"])
         frames = (tables[name] for name in ("exchanges", "partitions", "transactions"))
@@ -642,8 +639,8 @@ def test_a_transaction_stays_open_behind_a_refused_end_and_its_timeout_is_said(m
     assert ends == {"ends-tx": ("EndTxn", 0), "late-tx": ("coordinator", 1)}
 
 
-def test_a_consumer_that_hangs_is_dated_by_its_last_progress(made_up):
-    """It commits its last further offset at 7 s, and prefetches until 9.5 s."""
+def test_the_finding_of_a_hung_consumer_begins_at_its_last_progress(made_up):
+    """Its last commit with progress is at 7 s, and it prefetches until 9.5 s."""
     with Tables(made_up) as tables:
         (one,) = findings(tables, kinds=["stopped_fetching"])
     assert one.since_ns == made.START_NS + 7 * 10**9
@@ -653,7 +650,7 @@ def test_a_consumer_that_hangs_is_dated_by_its_last_progress(made_up):
     )
 
 
-def test_each_kind_is_found_where_it_is_and_not_beside_it(made_up):
+def test_each_kind_is_found_only_in_its_own_case(made_up):
     with Tables(made_up) as tables:
         answer = findings(tables)
         assert {(one.kind, one.where) for one in answer} == made.PROVOKED
@@ -664,8 +661,8 @@ def test_each_kind_is_found_where_it_is_and_not_beside_it(made_up):
         assert [one.kind for one in only] == ["slow_broker"]
 
 
-def test_records_that_are_cut_anew_are_seen_to_come_again(made_up):
-    """None of the later batches is one of those that failed, yet all records come twice."""
+def test_records_sent_again_in_different_batches_are_recognised(made_up):
+    """No later batch equals one that failed, yet all records are sent twice."""
     with Tables(made_up) as tables:
         (again,) = [each for each in findings(tables, kinds=["resent_not_idempotent"]) if "cutter" in each.where]
     numbers = {"outcome": "50 records are perhaps in the log twice"}
@@ -673,14 +670,14 @@ def test_records_that_are_cut_anew_are_seen_to_come_again(made_up):
     assert dict(again.evidence) == numbers
 
 
-def test_what_topics_hold_is_what_was_acknowledged(made_up):
-    """Five requests of `twice` were refused, and written when they came again."""
+def test_written_records_of_topics_are_the_acknowledged_ones(made_up):
+    """Five requests of `twice` were refused; their retries were written."""
     with Tables(made_up) as tables:
         rows = {row["topic"]: row for row in sections.topics(tables).arrow().to_pylist()}
     assert (rows["of-twice"]["written_records"], rows["of-twice"]["failed_attempts"]) == (35, 5)
     assert rows["of-twice"]["lost_batches"] == rows["of-trusting"]["failed_attempts"] == 0
     assert rows["of-gives-up"]["failed_attempts"] == rows["of-gives-up"]["lost_batches"] == 5
-    assert rows["of-cutter"]["failed_attempts"] == 5 and rows["of-cutter"]["lost_batches"] == 0  # cut anew
+    assert rows["of-cutter"]["failed_attempts"] == 5 and rows["of-cutter"]["lost_batches"] == 0  # in different batches
 
 
 @pytest.mark.parametrize(
@@ -688,14 +685,14 @@ def test_what_topics_hold_is_what_was_acknowledged(made_up):
     [
         ("NOT_ENOUGH_REPLICAS", True, True, 100, 0),
         ("NOT_ENOUGH_REPLICAS", False, True, 100, 1),
-        ("NOT_ENOUGH_REPLICAS", False, False, 100, 0),  # it may be sent again behind the end
-        ("NOT_ENOUGH_REPLICAS", False, False, 200, 1),  # not after delivery.timeout.ms
+        ("NOT_ENOUGH_REPLICAS", False, False, 100, 0),  # a retry may follow after the end
+        ("NOT_ENOUGH_REPLICAS", False, False, 200, 1),  # no retry after delivery.timeout.ms
         ("MESSAGE_TOO_LARGE", False, False, 100, 1),
-        (None, False, False, 100, 0),  # it still waits
+        (None, False, False, 100, 0),  # it still waits for a response
     ],
 )
-def test_a_batch_is_lost_that_its_client_does_not_send_again(tmp_path, error, sent_again, goes_on, ends_s, lost):
-    """The new leader has the retry, and another capture it."""
+def test_a_failed_batch_without_a_retry_is_lost(tmp_path, error, sent_again, goes_on, ends_s, lost):
+    """The retry goes to the new leader, and is in another capture."""
     table = made.Made()
 
     def write(at_s, batch, source, error="NONE"):
@@ -727,9 +724,9 @@ def test_a_batch_is_lost_that_its_client_does_not_send_again(tmp_path, error, se
     [
         ("NOT_LEADER_OR_FOLLOWER", None, {"producer_epoch": 3}, (20_000_000_000, 4000)),
         (None, None, {"producer_epoch": 3}, (20_000_000_000, 4000)),
-        ("NOT_LEADER_OR_FOLLOWER", None, {}, (None, None)),  # an application that had nothing to send
-        ("NOT_LEADER_OR_FOLLOWER", None, {"producer_id": -1}, None),  # of another process, with the same client id
-        ("NOT_LEADER_OR_FOLLOWER", None, None, None),  # it has ended
+        ("NOT_LEADER_OR_FOLLOWER", None, {}, (None, None)),  # no new epoch: the application had nothing to send
+        ("NOT_LEADER_OR_FOLLOWER", None, {"producer_id": -1}, None),  # another process with the same client id
+        ("NOT_LEADER_OR_FOLLOWER", None, None, None),  # the producer has ended
         ("NOT_LEADER_OR_FOLLOWER", ("NONE", 0), {}, None),
         ("NOT_LEADER_OR_FOLLOWER", ("NONE", 1), {"producer_epoch": 1}, None),
         (None, ("DUPLICATE_SEQUENCE_NUMBER", 0), {}, None),
@@ -738,7 +735,7 @@ def test_a_batch_is_lost_that_its_client_does_not_send_again(tmp_path, error, se
     ],
 )
 def test_records_that_a_producer_gave_up_on_are_counted(tmp_path, error, again, later, unsent):
-    """Ten batches of 20 records a second; the last is refused, or not answered. What follows it is 20 s younger."""
+    """Ten batches of 20 records per second; the last is refused, or unanswered. The next records are 20 s younger."""
     table = made.Made()
 
     def write(at_s, made_s, sequence, error="NONE", **columns):
@@ -771,8 +768,8 @@ def test_records_that_a_producer_gave_up_on_are_counted(tmp_path, error, again, 
     assert row["failed_attempts"] == 1 and row["lost_batches"] >= len(told)
 
 
-def test_a_loss_of_which_only_the_time_is_known_is_told_as_the_least_and_weighs_by_that_time(tmp_path):
-    """A queue that is minutes old: epochs rise from 0 to 9 in two partitions, before and after the failed batch."""
+def test_a_loss_of_unknown_size_has_a_minimum_and_is_weighed_by_its_duration(tmp_path):
+    """With a queue minutes old, epochs rise from 0 to 9 in two partitions, before and after the failed batch."""
     table = made.Made()
 
     def write(at_s, made_s, epoch, error="NONE", **columns):
@@ -797,7 +794,7 @@ def test_a_loss_of_which_only_the_time_is_known_is_told_as_the_least_and_weighs_
         said = verdict(tables, found)
     (one,) = found
     numbers = {"given_up_records": 20, "at_least_records": 20, "new_epochs": 9}
-    assert dict(one.evidence)["unsent_ns"] == 39_000_000_000  # of one of the partitions
+    assert dict(one.evidence)["unsent_ns"] == 39_000_000_000  # in one of the partitions
     assert numbers.items() <= dict(one.evidence).items() and "about_records" not in dict(one.evidence)
     assert one.severity == "critical" and one.weight > 0.5
     assert sentence(one).startswith("at least 20 records failed")
@@ -814,8 +811,8 @@ def test_a_loss_of_which_only_the_time_is_known_is_told_as_the_least_and_weighs_
     )
 
 
-def test_offsets_tell_which_retries_are_in_the_log_twice(made_up):
-    """Refused ones are in no doubt, and what offsets skip is written; it may be others' where others write too."""
+def test_offsets_show_which_retries_are_in_the_log_twice(made_up):
+    """Refused batches were not written; skipped offsets were written, by this client if it is the only writer."""
     with Tables(made_up) as tables:
         answer = {one.where: one for one in findings(tables, kinds=["resent_not_idempotent", "doubtful_records"])}
     twice = answer["client twice, topic of-twice"]
@@ -824,8 +821,8 @@ def test_offsets_tell_which_retries_are_in_the_log_twice(made_up):
     assert dict(answer["client among, topic of-among"].evidence)["doubtful_records"] == 12
 
 
-def test_producers_that_try_and_are_not_acknowledged_stand_still(made_up):
-    """From the first write that is not acknowledged on; who sends nothing, or nothing good, is not among them."""
+def test_producers_whose_writes_are_not_acknowledged_stand_still(made_up):
+    """The time begins with the first write without an acknowledgement. Producers without valid writes do not count."""
     with Tables(made_up) as tables:
         (still,) = findings(tables, kinds=["producers_standing_still"])
     assert [round((at_ns - made.START_NS) / 1e6) for at_ns in (still.since_ns, still.until_ns)] == [510_000, 522_002]
@@ -834,7 +831,7 @@ def test_producers_that_try_and_are_not_acknowledged_stand_still(made_up):
 
 
 @pytest.mark.parametrize("refused_s", [8, 2])
-def test_a_producer_stands_still_from_its_first_write_where_the_capture_begins_so(tmp_path, refused_s):
+def test_a_standstill_at_the_start_of_the_capture_begins_with_the_first_write(tmp_path, refused_s):
     table = made.Made()
 
     def write(client, at_s, **columns):
@@ -857,14 +854,14 @@ def test_a_producer_stands_still_from_its_first_write_where_the_capture_begins_s
 @pytest.mark.parametrize(
     ("writes_s", "asks_s", "connections", "still"),
     [
-        (0.2, 0.1, 1, [(10.0, 16.0)]),  # a steady writer: from its last acknowledgement
-        (2.0, 0.1, 1, [(12.0, 16.0)]),  # it may have had nothing to write before
-        (0.2, 1.5, 1, []),  # no more than a client that looks at Metadata now and then
-        (0.2, 0.1, 20, []),  # processes with the same client id that follow each other
+        (0.2, 0.1, 1, [(10.0, 16.0)]),  # a steady writer: since its last acknowledgement
+        (2.0, 0.1, 1, [(12.0, 16.0)]),  # it may have had nothing to write until 12 s
+        (0.2, 1.5, 1, []),  # an ordinary refresh of metadata
+        (0.2, 0.1, 20, []),  # successive processes with the same client id
     ],
 )
-def test_a_producer_that_asks_for_a_leader_again_and_again_stands_still(tmp_path, writes_s, asks_s, connections, still):
-    """Its writes are acknowledged up to 10 s and from 16 s on; from 12 s on it asks for Metadata."""
+def test_a_producer_that_repeatedly_requests_metadata_stands_still(tmp_path, writes_s, asks_s, connections, still):
+    """Its writes are acknowledged until 10 s and from 16 s on; from 12 s on it sends Metadata requests."""
     table = made.Made()
     at = lambda second: made.START_NS + round(second * 1000) * made.MS  # noqa: E731
     before = [number * writes_s for number in range(round(10 / writes_s) + 1)]
@@ -877,8 +874,8 @@ def test_a_producer_that_asks_for_a_leader_again_and_again_stands_still(tmp_path
     assert [tuple(round((ns - made.START_NS) / 1e9, 3) for ns in (one[5], one[6])) for one in found] == still
 
 
-def test_a_producer_over_its_quota_stands_still_for_the_time_beyond_it(tmp_path):
-    """A broker leaves its request unread for 2.4 s, then stands still with all of its requests."""
+def test_the_standstill_of_a_throttled_producer_excludes_the_throttle(tmp_path):
+    """A broker mutes its connection for 2.4 s, then stands still."""
     table = made.Made()
     times = {"acks": -1, "response_end_ns": made.START_NS + 16_130 * made.MS, "muted_ns": 2_400 * made.MS}
     table.exchange("app", "Produce", 9, acks=-1, response_end_ns=made.START_NS + 9_000 * made.MS)
@@ -888,8 +885,8 @@ def test_a_producer_over_its_quota_stands_still_for_the_time_beyond_it(tmp_path)
     assert [round((ns - made.START_NS) / 1e9, 3) for ns in (still.since_ns, still.until_ns)] == [12.4, 16.13]
 
 
-def test_a_producer_over_its_quota_stands_still_from_when_its_broker_would_read(tmp_path):
-    """It is muted for 2 s when its broker stops for 8 s: it waits for its quota first."""
+def test_the_standstill_of_a_throttled_producer_begins_after_its_throttle(tmp_path):
+    """The broker mutes it for 2 s, then stands still for 8 s."""
     table = made.Made()
     for number in range(60):
         at_s = number / 4 if number < 40 else number / 4 + 10
@@ -902,7 +899,7 @@ def test_a_producer_over_its_quota_stands_still_from_when_its_broker_would_read(
 
 
 def test_records_whose_offsets_are_acknowledged_again_are_lost(made_up):
-    """Others get the offsets: of partition 0 all five, of partition 1 the last two of four."""
+    """Other records get the offsets: all five of partition 0, and the last two of four of partition 1."""
     with Tables(made_up) as tables:
         (lost,) = findings(tables, kinds=["records_lost"])
     assert lost.severity == "critical"
@@ -910,7 +907,7 @@ def test_records_whose_offsets_are_acknowledged_again_are_lost(made_up):
     assert sentence(lost) == f"7 records, {said} (partition and offsets 0: 100 to 104, 1: 42 to 43)"
 
 
-def test_records_that_two_brokers_lost_are_two_findings_each_of_its_time(tmp_path):
+def test_records_lost_by_two_brokers_are_two_findings_with_their_own_times(tmp_path):
     table = made.Made()
     for at_s, broker, offset, batch in (
         (1, 1, 100, 1),
@@ -931,7 +928,7 @@ def test_records_that_two_brokers_lost_are_two_findings_each_of_its_time(tmp_pat
 
 
 @pytest.mark.parametrize("transactional_id", [None, "tx"])
-def test_a_producer_without_transactions_is_fenced_by_itself(tmp_path, transactional_id):
+def test_the_advice_for_a_fenced_producer_depends_on_transactions(tmp_path, transactional_id):
     table = made.Made()
     for number in range(5):
         key = table.exchange("greedy", "Produce", number, errors=1, transactional_id=transactional_id)
@@ -944,15 +941,15 @@ def test_a_producer_without_transactions_is_fenced_by_itself(tmp_path, transacti
 @pytest.mark.parametrize(
     ("acknowledged", "lost"),
     [
-        # A deposed leader (1) still acknowledges when the next one (2) has: that goes on, the other's are lost.
+        # The former leader (1) still acknowledges after the next one (2), which continues: records of 1 are lost.
         (((1, 90, 10), (2, 100, 5), (1, 100, 3), (2, 105, 5)), (1, "0: 100 to 102")),
-        # One that failed acknowledged before; it leads again as soon as the other has given some of its offsets.
+        # The failed leader (1) leads again after the other one (2) has acknowledged some of its offsets.
         (((1, 90, 10), (1, 100, 10), (2, 100, 5), (1, 105, 7), (1, 112, 5)), (1, "0: 100 to 109")),
-        # Nobody is seen to go on: the later one has the log.
+        # Neither continues in the capture: the later leader has the log.
         (((1, 90, 10), (1, 100, 3), (2, 100, 5)), (1, "0: 100 to 102")),
     ],
 )
-def test_lost_records_are_those_of_the_leader_whose_log_ends(tmp_path, acknowledged, lost):
+def test_records_of_the_leader_whose_log_was_truncated_are_lost(tmp_path, acknowledged, lost):
     table = made.Made()
     for at_s, (broker, offset, records) in enumerate(acknowledged):
         key = table.exchange(f"at-{broker}", "Produce", at_s, broker=broker, acks=1)
@@ -966,13 +963,13 @@ def test_lost_records_are_those_of_the_leader_whose_log_ends(tmp_path, acknowled
     assert dict(one.place)["client"] == f"at-{lost[0]}" and one.since_ns < one.until_ns
 
 
-def test_a_login_by_raw_tokens_that_fails_is_told(found):
+def test_a_failed_login_by_raw_tokens_is_found(found):
     one = found("k0102_sasl_plain")["login_failed", "host 127.0.0.1, broker 1 (127.0.0.1:9094)"]
     assert {"failed": 6, "asked": 38}.items() <= dict(one.evidence).items()
 
 
-def test_a_p99_of_two_requests_makes_no_broker_slow(tmp_path):
-    """Two of 133 are slow, so p99 is the second; ten are told. Where all brokers are slow there are no others."""
+def test_two_slow_requests_do_not_make_a_broker_slow(tmp_path):
+    """Two slow requests of 133 determine the p99, but ten are needed. If all brokers are slow, none is singled out."""
     told = {}
     for slow in (2, 10):
         table = made.Made()
@@ -995,15 +992,15 @@ def test_a_p99_of_two_requests_makes_no_broker_slow(tmp_path):
     )
 
 
-def test_of_many_places_the_gravest_are_told_and_the_rest_counted(made_up):
+def test_the_most_severe_places_are_listed_and_the_rest_counted(made_up):
     with Tables(made_up) as tables:
         loose = ["connections_min=1", "connections_per_minute=0", "short_connection_s=1000", "places_per_kind=1"]
         answer = findings(tables, read(loose), kinds=["connection_churn"])
     assert [(one.where, one.more) for one in answer] == [("client 10.9.0.7", 14)]
 
 
-def test_records_at_hand_are_compressed_to_see_whether_it_pays(tmp_path):
-    """The same bytes of batches: text that shrinks, and values that do not."""
+def test_recorded_values_are_compressed_to_measure_the_ratio(tmp_path):
+    """Batches of the same size: text that shrinks, and random values that do not."""
     table = made.Made()
     for topic in ("text", "noise"):
         for number in range(400):
@@ -1021,11 +1018,11 @@ def test_records_at_hand_are_compressed_to_see_whether_it_pays(tmp_path):
         assert list(answer) == ["client to-text, topic text"]
         assert answer["client to-text, topic text"]["measured_ratio"] > 2
         without = findings({name: tables[name] for name in TABLES}, kinds=["no_compression"])
-        assert len(without) == 2  # by their size alone
+        assert len(without) == 2  # without records, by size alone
 
 
-def test_windows_of_a_broker_that_mutes_are_no_slow_readers(tmp_path):
-    """19 times its window was closed, while it did not read the requests of a client over its quota."""
+def test_zero_windows_of_a_muting_broker_are_not_blamed_on_a_slow_reader(tmp_path):
+    """Its window was closed 19 times while it did not read the requests of a client over its quota."""
     convert([INCIDENTS / "k41_quota_muted.pcap.zst"], tmp_path / "tables")
     with Tables(tmp_path / "tables") as tables:
         assert sum(row["zero_windows"] for row in tables["connections"].arrow().to_pylist()) == 19
@@ -1036,14 +1033,14 @@ def test_windows_of_a_broker_that_mutes_are_no_slow_readers(tmp_path):
 @pytest.mark.parametrize(
     "waits, is_found",
     (
-        ({"closed_window_ns": 5 * 10**9, "queue_ns": 9 * 10**9}, True),  # answers behind the one that is not read
+        ({"closed_window_ns": 5 * 10**9, "queue_ns": 9 * 10**9}, True),  # responses behind one that is not read
         ({"closed_window_ns": 0, "queue_ns": 0, "muted_ns": 0}, True),
-        ({"closed_window_ns": 10**6, "queue_ns": 9 * 10**9}, False),  # the broker is behind
+        ({"closed_window_ns": 10**6, "queue_ns": 9 * 10**9}, False),  # the broker is slow
         ({"closed_window_ns": 0, "muted_ns": 10**9}, False),
         ({"closed_window_ns": None, "queue_ns": None, "muted_ns": None}, True),
     ),
 )
-def test_windows_are_a_readers_where_its_exchanges_waited_for_it(tmp_path, waits, is_found):
+def test_zero_windows_are_blamed_on_the_reader_if_exchanges_waited_for_it(tmp_path, waits, is_found):
     rows = made.Made()
     made._connection(rows, 0, "10.9.0.3", 0.0, 60.0, zero_windows=50)
     rows.exchange("one", "Fetch", 1.0, **waits)

@@ -1,4 +1,4 @@
-"""Writes that wait together at several leaders name the follower that these have in common, and nothing else does."""
+"""Writes that wait together at several leaders give a finding that names the common follower."""
 
 import pytest
 
@@ -16,16 +16,16 @@ from tests.analysis.findings import made
         ({}, "broker 2", "a follower, broker 2"),
         ({"replicas": ((1, 2, 3, 4), (3, 1, 2, 4))}, "brokers 1 and 3", "a follower, broker 2 or 4"),
         ({"replicas": ()}, "brokers 1 and 3", "a follower"),
-        ({"replicas": ((1, 2), (3, 4))}, None, None),  # no common follower
-        ({"replicas": ((1, 3), (3, 1))}, None, None),  # they wait for each other
+        ({"replicas": ((1, 2), (3, 4))}, None, None),  # the leaders have no common follower
+        ({"replicas": ((1, 3), (3, 1))}, None, None),  # the leaders follow each other
         ({"paused_s": 0.9}, None, None),
         ({"leaders": (3,)}, None, None),
-        ({"slow": "Produce"}, None, None),  # broker 3 itself is slow
+        ({"slow": "Produce"}, None, None),  # broker 3 is slow for other requests too
         ({"slow": "Fetch"}, None, None),
         ({"apart_s": 1.0}, None, None),
     ],
 )
-def test_a_follower_that_pauses_is_found_by_the_writes_of_its_leaders(tmp_path, change, where, shared):
+def test_writes_that_wait_at_several_leaders_name_their_paused_follower(tmp_path, change, where, shared):
     table = made.Made()
     made.pause_of_follower(table, **change)
     with Tables(table.write(tmp_path / "tables")) as tables:
@@ -43,10 +43,10 @@ def test_a_follower_that_pauses_is_found_by_the_writes_of_its_leaders(tmp_path, 
         )
         assert told.startswith("Writes with acks=all at brokers 1 and 3 waited together")
         assert (" for broker 2, their follower" in told) == (where == "broker 2")
-        assert "slow_broker" not in {each.kind for each in answer}  # it follows
+        assert "slow_broker" not in {each.kind for each in answer}  # it is a consequence
 
 
-def test_waits_for_one_follower_that_return_are_one_finding(tmp_path):
+def test_repeated_waits_for_a_follower_are_one_finding(tmp_path):
     table = made.Made()
     for turn in range(3):
         made.pause_of_follower(table, paused_s=2.1 + turn, after_s=60 * turn)
@@ -57,8 +57,8 @@ def test_waits_for_one_follower_that_return_are_one_finding(tmp_path):
     )
 
 
-def test_writes_that_wait_for_a_broker_that_paused_follow_from_its_pause(tmp_path):
-    """Clients of broker 2 wait too, so that its pause is known by itself."""
+def test_writes_that_wait_for_a_paused_broker_are_a_consequence_of_its_pause(tmp_path):
+    """Clients of broker 2 wait too, so its pause is a finding of its own."""
     table = made.Made()
     made.pause_of_follower(table, paused_s=1.5)
     made.pause(table, 1.5)

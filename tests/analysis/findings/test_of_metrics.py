@@ -1,4 +1,4 @@
-"""Findings of a running kproxy: events counted as live ones are, between two moments."""
+"""Findings of a running kproxy, from counters of live events between two moments."""
 
 from uuid import UUID
 
@@ -27,7 +27,7 @@ TOPIC_ID = UUID(int=7)
 
 
 class Running:
-    """A kproxy whose clock goes as a test wants it."""
+    """The metrics of a kproxy whose clock the test sets."""
 
     def __init__(self):
         self.metrics = Metrics()
@@ -55,7 +55,7 @@ def found(before, now, **given):
     return {(one.kind, one.where): one for one in of_metrics.found_between(before, now, limits(given))}
 
 
-def test_only_what_happened_between_counts():
+def test_only_events_between_the_moments_count():
     running = Running()
     running.does("1", 50, throttle_ms=100)
     first = running.moment(10)
@@ -67,7 +67,7 @@ def test_only_what_happened_between_counts():
     assert dict(one.evidence)["throttled"] == 10 and "producer_byte_rate" in one.change
 
 
-def test_a_slow_and_hot_broker_beside_others():
+def test_a_slow_broker_and_a_hot_broker_are_found_among_others():
     running = Running()
     for broker in ("1", "2", "3"):
         running.does(broker, 600, request_bytes=50_000 if broker == "2" else 2000)
@@ -76,17 +76,17 @@ def test_a_slow_and_hot_broker_beside_others():
     assert set(answer) == {("hot_broker", "broker 2"), ("slow_broker", "broker 3")}
 
 
-def test_old_versions_are_told_of_the_cluster():
+def test_old_versions_are_one_finding_per_cluster():
     running = Running()
     running.does("1", 5, ApiPlan(0, 2, "Produce", True))
     (one,) = found(of_metrics.began(running.metrics), running.moment(60)).values()
     assert (one.kind, one.severity, dict(one.evidence)["apis"]) == ("old_versions", "note", "Produce v2")
     running.does("1", 5)
     (one,) = found(of_metrics.began(running.metrics), running.moment(60)).values()
-    assert one.severity == "warning"  # its brokers take newer ones
+    assert one.severity == "warning"  # the brokers accept newer versions
 
 
-def test_a_group_that_does_not_come_to_rest_stands_still_by_the_classic_protocol_alone():
+def test_a_rebalance_storm_is_critical_only_with_the_classic_protocol():
     running = Running()
     cells = InsightCells()
     running.metrics.cluster("default").insight = lambda: cells
@@ -102,8 +102,8 @@ def test_a_group_that_does_not_come_to_rest_stands_still_by_the_classic_protocol
 
 
 @pytest.mark.parametrize(("before", "now", "told"), [(2, 5, 3), (2, 2, None)])
-def test_sessions_that_expired_are_told_of_all_groups(before, now, told):
-    """Causes are counted for all groups together: for how long nobody read is not known."""
+def test_expired_sessions_are_one_finding_for_all_groups(before, now, told):
+    """Causes are counted for all groups together, so the time without a reader is unknown."""
     old, new = (
         of_metrics.Moment(at * SECOND, [], {}, {"main": of_metrics.Taken(causes={"session_expired": count})})
         for at, count in ((0, before), (60, now))
@@ -116,14 +116,14 @@ def test_sessions_that_expired_are_told_of_all_groups(before, now, told):
         assert sentence(one).startswith("sessions of members expired in 3 rebalances")
 
 
-def test_what_was_refused_and_not_answered_is_told_by_api_and_kind():
+def test_refused_and_unanswered_requests_are_reported_by_api_and_kind():
     running = Running()
     running.does("1", 50)
     first = running.moment(10)
     assert not found(of_metrics.began(running.metrics), first)
     running.does("1", 20, errors=(29,))  # TOPIC_AUTHORIZATION_FAILED
     running.does("1", 4, errors=(10,))  # MESSAGE_TOO_LARGE
-    running.does("1", 2, errors=(3,))  # fewer than are told
+    running.does("1", 2, errors=(3,))  # below the threshold
     cluster = running.metrics.cluster("default")
     cluster = cluster if "1" in cluster.brokers else running.metrics.clusters["main"]
     cluster.unanswered["Produce", "broker_reset"] = 9
@@ -148,14 +148,14 @@ def test_what_was_refused_and_not_answered_is_told_by_api_and_kind():
     assert not found(running.moment(70), running.moment(130))
 
 
-def test_tls_handshakes_that_fail_are_told_by_side():
+def test_failed_tls_handshakes_are_reported_by_side():
     running = Running()
     running.does("1", 1)
     (cluster,) = running.metrics.clusters.values()
     for side, results in (("client", CLIENT_RESULTS), ("broker", BROKER_RESULTS)):
         cluster.tls[side] = TlsSide(results, dict)
     clients, brokers = cluster.tls["client"].results, cluster.tls["broker"].results
-    clients.update(ok=100, closed=50)  # health checks close
+    clients.update(ok=100, closed=50)  # health checks close early
     brokers.update(ok=9)
     first = running.moment(10)
     assert not found(of_metrics.began(running.metrics), first)
@@ -179,8 +179,8 @@ def test_tls_handshakes_that_fail_are_told_by_side():
     assert set(CLIENT_RESULTS) | set(BROKER_RESULTS) == {*of_metrics_failures._REASONS, "ok", "closed"}
 
 
-def test_handshakes_that_fail_while_a_broker_is_away_are_a_finding_of_their_own():
-    """They are counted of all brokers together: no place says that they were with that one."""
+def test_failed_handshakes_while_a_broker_is_gone_are_a_separate_finding():
+    """They are counted for all brokers together, so they cannot be attributed to that broker."""
     before, now = (of_metrics.Moment(at_s * SECOND, [0] * (len(PROXY_NS) + 1), {}, {}) for at_s in (0, 60))
     taken = of_metrics.Taken()
     taken.failed.lost["1", "unreachable"] = 5
@@ -189,8 +189,8 @@ def test_handshakes_that_fail_while_a_broker_is_away_are_a_finding_of_their_own(
     assert set(found(before, now)) == {("broker_gone", "broker 1"), ("tls_failed", "TLS of clients with kproxy")}
 
 
-def test_counters_that_began_anew_count_from_0():
-    """A cluster was removed between two moments, and added again."""
+def test_reset_counters_count_from_0():
+    """A cluster was removed and added again between two moments."""
 
     def taken(requests, failed):
         of = of_metrics.Taken(open=1, accepted=requests, causes={"member_left": failed})
@@ -269,7 +269,7 @@ MOMENTS = st.builds(
 
 @settings(max_examples=300, deadline=None)
 @given(MOMENTS, MOMENTS, st.sampled_from((0, 1, 60, 3600)), st.booleans())
-def test_whatever_was_counted_there_are_findings_and_no_negative_evidence(before, now, seconds, tells_all):
+def test_any_counters_give_findings_without_negative_evidence(before, now, seconds, tells_all):
     now.now_ns = before.now_ns + seconds * SECOND
     for one in of_metrics.found_between(before, now, limits(LEAST if tells_all else {})):
         for each in (one, *one.consequences):
@@ -278,7 +278,7 @@ def test_whatever_was_counted_there_are_findings_and_no_negative_evidence(before
             assert each.weight >= 0
 
 
-def test_partitions_without_leader_or_replicas_are_told_as_long_as_they_are():
+def test_offline_and_under_replicated_partitions_are_reported_until_they_recover():
     running = Running()
     cells = InsightCells()
     running.metrics.cluster("default").insight = lambda: cells
@@ -300,23 +300,23 @@ def batches(records, count, codecs, size, topic="orders", topic_id=None):
     return body
 
 
-def test_topics_with_single_records_and_without_compression():
+def test_topics_with_single_record_batches_and_without_compression_are_found():
     running = Running()
     running.does("1", 3000, request_body=batches(1, 1, 1, 2000))
     answer = found(of_metrics.began(running.metrics), running.moment(20))
     assert set(answer) == {("single_record_batches", "topic orders"), ("no_compression", "topic orders")}
     assert dict(answer["single_record_batches", "topic orders"].evidence)["single_share"] == 1
     names = Found()
-    names.names = {TOPIC_ID: "orders"}  # by which consumers call the topic
+    names.names = {TOPIC_ID: "orders"}  # consumers use the topic's id
     running.does("1", 1, response_body=names)
     running.does("1", 9, FETCH, response_body=batches(1, 1, 1, 2000, None, TOPIC_ID))
     assert set(found(of_metrics.began(running.metrics), running.moment(20))) == set(answer)
     running = Running()
-    running.does("1", 3000, request_body=batches(40, 1, 16, 2000))  # full, and zstd
+    running.does("1", 3000, request_body=batches(40, 1, 16, 2000))  # full batches with zstd
     assert not found(of_metrics.began(running.metrics), running.moment(20))
 
 
-def test_clients_that_come_and_go():
+def test_connection_churn_is_found():
     running = Running()
     for number in range(100):
         running.does(str(number % 2), 1)
@@ -324,11 +324,11 @@ def test_clients_that_come_and_go():
     answer = found(of_metrics.began(running.metrics), running.moment(50))
     assert set(answer) == {("connection_churn", "all clients")}
     churn = answer["connection_churn", "all clients"]
-    assert {"connections", "per_minute", "life_mean_ns"} == dict(churn.evidence).keys()  # no life, no reset is known
+    assert {"connections", "per_minute", "life_mean_ns"} == dict(churn.evidence).keys()  # no more is known
     assert "on average" in sentence(churn) and "unknown" not in sentence(churn)
 
 
-def test_health_checks_are_no_clients_that_come_and_go():
+def test_health_checks_do_not_count_as_connection_churn():
     running = Running()
     running.does("client", 1)
     for number in range(100):
@@ -337,7 +337,7 @@ def test_health_checks_are_no_clients_that_come_and_go():
     assert not found(of_metrics.began(running.metrics), running.moment(50))
 
 
-def test_a_full_core_is_critical_where_bytes_wait_for_it():
+def test_a_full_core_is_critical_if_bytes_wait_for_it():
     running = Running()
     first = running.moment(0)
     running.metrics.loop_lag.counts[-2] += 100  # up to 10 s
@@ -348,15 +348,15 @@ def test_a_full_core_is_critical_where_bytes_wait_for_it():
     assert found(first, now)["core_full", "kproxy"].severity == "critical"
 
 
-def test_for_a_kproxy_that_watches_nobody_waits():
+def test_cpu_time_is_not_taken_for_a_watching_kproxy():
     running = Running()
     assert of_metrics.taken(running.metrics).cpu_ns
     running.metrics.passive = PassiveCells("eth0", ())
     assert not of_metrics.taken(running.metrics).cpu_ns
 
 
-def test_a_kproxy_whose_loop_does_something_else_says_so():
-    """Bytes of real sockets wait 40 ms at a time, by the kernel's times of their arrival."""
+def test_a_blocked_loop_of_a_running_kproxy_is_found():
+    """Bytes of real sockets wait 40 ms each time, by the kernel's timestamps."""
 
     async def test():
         async with kproxy() as here:

@@ -1,4 +1,4 @@
-"""Topics of which no broker may stop: by what was refused while all replicas but one were in sync."""
+"""Topics whose writes fail if any broker stops: writes were refused while all replicas but one were in sync."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import findings
 from kproxy.analysis.verdict import verdict
 from kproxy.views.findings import sentence
-from kproxy.views.verdict import sentence as said
+from kproxy.views.verdict import sentence as sentence_of
 from tests.analysis.findings import made
 
 
@@ -32,16 +32,16 @@ def refused(place, *states, error="NOT_ENOUGH_REPLICAS"):
     [
         ([(1, [1, 2, 3], [1, 2, 3]), (25, [2, 3], [1, 2, 3])], 3),
         ([(1, [1, 2], [1, 2]), (25, [2], [1, 2])], 2),
-        ([(25, [3], [1, 2, 3])], None),  # two are away: min.insync.replicas may be 2
-        ([(1, [1, 2, 3], [1, 2, 3])], None),  # as it was long before
+        ([(25, [3], [1, 2, 3])], None),  # two are out of sync: min.insync.replicas may be 2
+        ([(1, [1, 2, 3], [1, 2, 3])], None),  # the last state is long before the refusals
         ([(20, [2, 3], [1, 2, 3]), (29, [2], [1, 2, 3])], None),
         ([(50, [2, 3], [1, 2, 3])], None),
     ],
 )
-def test_a_topic_whose_writers_need_all_replicas_is_told_beside_why_one_was_away(tmp_path, states, replicas):
+def test_a_topic_whose_writes_need_all_replicas_is_a_finding(tmp_path, states, replicas):
     with Tables(refused(tmp_path / "tables", *states)) as tables:
         found = findings(tables)
-        text = said(verdict(tables, found))
+        text = sentence_of(verdict(tables, found))
     rigid = [one for one in found if one.kind == "no_broker_may_stop"]
     assert len(rigid) == (replicas is not None) and ("acks=all fail to topic strict." in text) == bool(rigid)
     for one in rigid:
@@ -49,6 +49,6 @@ def test_a_topic_whose_writers_need_all_replicas_is_told_beside_why_one_was_away
         assert sentence(one).startswith(f"writes need {replicas} of {replicas} replicas in sync")
 
 
-def test_other_errors_say_nothing_of_replicas(tmp_path):
+def test_other_errors_prove_nothing_about_replicas(tmp_path):
     with Tables(refused(tmp_path / "tables", (25, [2, 3], [1, 2, 3]), error="MESSAGE_TOO_LARGE")) as tables:
         assert "no_broker_may_stop" not in {one.kind for one in findings(tables)}

@@ -1,4 +1,4 @@
-"""What happened to a topic, members of groups, leaders and transactions: told by its cause, once, where it is."""
+"""Deleted topics, expired members, moved leaders and aborted transactions are one finding each, with the cause."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def written(table: made.Made, client: str, topic: str, at_s: float, error: str =
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize(("is_used", "refused", "is_found"), [(True, 9, True), (False, 9, False), (True, 0, False)])
-def test_a_topic_that_is_deleted_under_its_clients_explains_their_errors(tmp_path, is_used, refused, is_found):
+def test_the_deletion_of_a_topic_in_use_explains_errors_of_its_clients(tmp_path, is_used, refused, is_found):
     table = made.Made()
     for number in range(20):
         if is_used:
@@ -61,7 +61,7 @@ def member(
     ends_s: float | None = None,
     session_s: float = 10,
 ):
-    """A member that sends a heartbeat each three seconds, until its session expires."""
+    """A member that sends a heartbeat every three seconds, until its session expires."""
     beats = [at for at in range(0, 60, 3) if at <= until_s or (back_s is not None and at >= back_s)]
     key = {}
     for at_s in beats:
@@ -84,7 +84,7 @@ def member(
         ({"until_s": 12}, "it was not heard of again"),
     ],
 )
-def test_a_member_whose_session_expires_is_told_with_what_became_of_it(tmp_path, times, said):
+def test_an_expired_session_is_reported_with_the_fate_of_its_member(tmp_path, times, said):
     table = made.Made()
     member(table, "g", **times)
     (one,), told = asked(table, tmp_path, ["session_expired"])
@@ -94,8 +94,8 @@ def test_a_member_whose_session_expires_is_told_with_what_became_of_it(tmp_path,
 
 
 @pytest.mark.parametrize(("session_s", "severity"), [(6, "note"), (45, "warning"), (60, "critical")])
-def test_a_session_that_expires_is_as_grave_as_the_time_without_a_reader(tmp_path, session_s, severity):
-    """A consumer that is killed leaves its partitions for session.timeout.ms, 45 s by default."""
+def test_the_severity_of_an_expired_session_follows_the_time_without_a_reader(tmp_path, session_s, severity):
+    """The partitions of a killed consumer have no reader for session.timeout.ms, 45 s by default."""
     table = made.Made()
     member(table, "g", until_s=12, ends_s=12.5, session_s=session_s)
     (one,), _ = asked(table, tmp_path, ["session_expired"])
@@ -113,12 +113,12 @@ def led(
     ("after", "is_found"),
     [
         ([(20, 1, [1]), (30, 1, [1, 2])], True),
-        ([(20, 1, [1])], False),  # it is away
-        ([(20, 1, [1]), (30, 1, [1, 2]), (40, 2, [1, 2])], False),  # it moved back
-        ([(20, 1, [1, 2])], False),  # somebody moved it
+        ([(20, 1, [1])], False),  # broker 2 is still away
+        ([(20, 1, [1]), (30, 1, [1, 2]), (40, 2, [1, 2])], False),  # leadership moved back
+        ([(20, 1, [1, 2])], False),  # an operator moved it
     ],
 )
-def test_leaders_that_do_not_move_back_are_told_with_who_leads(tmp_path, after, is_found):
+def test_leaders_that_do_not_move_back_are_reported_with_the_current_leaders(tmp_path, after, is_found):
     table = made.Made()
     for partition in range(3):
         led(table, 1, 2, [1, 2], partition, "created")
@@ -135,8 +135,8 @@ def test_leaders_that_do_not_move_back_are_told_with_who_leads(tmp_path, after, 
 
 
 @pytest.mark.parametrize("is_same", [True, False])
-def test_members_that_leave_and_join_over_one_connection_polled_too_late(tmp_path, is_same):
-    """Two processes in turn; with new connections, they are consumers that are closed and made anew."""
+def test_members_that_leave_and_rejoin_over_one_connection_have_polled_too_late(tmp_path, is_same):
+    """Two processes in turn; with new connections, the consumers were closed and created again."""
     table = made.Made()
     for number in range(12):
         at_s = 10 * number
@@ -155,8 +155,8 @@ def test_members_that_leave_and_join_over_one_connection_polled_too_late(tmp_pat
 
 
 @pytest.mark.parametrize(("held_s", "is_found"), [(15, True), (5, False)])
-def test_a_transaction_that_its_coordinator_aborted_was_open_while_readers_waited(tmp_path, held_s, is_found):
-    """It is over long before the tables end: the last stable offset stood still as long."""
+def test_an_aborted_transaction_explains_a_stuck_last_stable_offset(tmp_path, held_s, is_found):
+    """It ends long before the tables do; the last stable offset was stuck as long as it was open."""
     table = made.Made()
     key = table.exchange("forgetful", "Produce", 1, transactional_id="tx", acks=-1)
     table.partition(key, "request", "ledger")
@@ -180,7 +180,7 @@ def test_a_transaction_that_its_coordinator_aborted_was_open_while_readers_waite
         assert dict(one.consequences[0].evidence)["stuck_ns"] == held_s * NS
 
 
-def test_a_transactional_producer_that_is_fenced_once_is_found(tmp_path):
+def test_a_single_fencing_of_a_transactional_producer_is_found(tmp_path):
     table = made.Made()
     for client, api, more in (("zombie", "AddPartitionsToTxn", {}), ("plain", "Produce", {})):
         table.exchange(client, api, 1, errors=1, error_code=47, error="INVALID_PRODUCER_EPOCH", **more)
@@ -189,7 +189,7 @@ def test_a_transactional_producer_that_is_fenced_once_is_found(tmp_path):
 
 
 @pytest.mark.parametrize(("error", "said"), [("NOT_LEADER_OR_FOLLOWER", True), ("MESSAGE_TOO_LARGE", False)])
-def test_requests_that_clients_send_again_are_said_to_be_such(tmp_path, error, said):
+def test_the_verdict_mentions_that_clients_retry_failed_requests(tmp_path, error, said):
     table = made.Made()
     for number in range(20):
         written(table, "writer", "orders", number, error if number < 2 else "NONE")
@@ -199,8 +199,8 @@ def test_requests_that_clients_send_again_are_said_to_be_such(tmp_path, error, s
 
 
 @pytest.mark.parametrize("is_behind", [True, False])
-def test_what_stands_behind_a_write_on_its_connection_waits_for_the_same_broker(tmp_path, is_behind):
-    """Broker 2 is gone; broker 1 lets a write wait for its replica, and a later Metadata of that connection."""
+def test_a_request_behind_a_write_on_its_connection_waits_for_the_same_broker(tmp_path, is_behind):
+    """Broker 2 is gone; at broker 1, a write waits for its replica, and a later Metadata waits behind the write."""
     table = made.Made()
     lost = {"outcome": "unanswered", "latency_ns": None, "response_start_ns": None, "response_end_ns": None}
     for number in range(400):

@@ -1,4 +1,4 @@
-"""What several clients or APIs meet, or what returns, is one finding; what is elsewhere is another."""
+"""One problem of several clients or APIs, or at several times, is one finding; a problem elsewhere is another."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def refused(kind: str, client: str, api: str, topic: str, failed: int, severity:
     return found(kind, severity, failed / 1e4, "default", where, place, (10**6 * failed, 2 * 10**6 * failed), evidence)
 
 
-def test_a_topic_that_does_not_exist_is_one_finding_for_all_who_ask_for_it():
+def test_a_missing_topic_is_one_finding_for_all_its_clients():
     several = [
         refused("unknown_topic", "w", "Produce", "typo", 30),
         refused("unknown_topic", "w", "Metadata", "typo", 20, "critical"),
@@ -42,7 +42,7 @@ def test_a_topic_that_does_not_exist_is_one_finding_for_all_who_ask_for_it():
     assert other == several[3]
 
 
-def test_what_one_client_may_not_do_is_one_finding_for_all_of_its_topics():
+def test_denied_requests_of_one_client_are_one_finding_for_all_topics():
     several = [refused("refused_authorization", "nosy", "Produce", topic, 4) for topic in ("a", "b")]
     several += [refused("refused_authorization", "other", "Produce", "a", 4)]
     first, other = together(several)
@@ -50,7 +50,7 @@ def test_what_one_client_may_not_do_is_one_finding_for_all_of_its_topics():
     assert other == several[2]
 
 
-def test_lag_of_a_client_follows_from_that_of_its_group():
+def test_the_lag_of_a_client_is_a_consequence_of_the_lag_of_its_group():
     def lag(place: dict) -> Finding:
         return found("growing_lag", "warning", 0.1, "default", "somewhere", place, (1, 2), {"last_lag_records": 9})
 
@@ -70,8 +70,8 @@ def test_lag_of_a_client_follows_from_that_of_its_group():
         ((2,), "broker 2 (10.0.1.2:9092)", "Broker 2 paused for 1.5"),
     ],
 )
-def test_pauses_that_return_are_one_finding_with_what_they_delay(tmp_path, brokers, where, said):
-    """A writer with acks=all is slow during each of them: no one pause has most of its slow requests."""
+def test_repeated_pauses_are_one_finding_with_their_consequences(tmp_path, brokers, where, said):
+    """A writer with acks=all is slow during each pause: no single pause has most of its slow requests."""
     table = made.Made()
     for turn, broker in enumerate(brokers):
         made.pause(table, 1.5, paused=(broker,), after_s=70 * turn)
