@@ -162,12 +162,12 @@ def test_an_outage_ends_with_a_good_response_and_includes_the_join(tmp_path):
     assert_phases_fit(found)
     start_us = made.START_NS // 1000
     names = ("outage_ns", "silent_ns", "searching_ns", "loading_ns", "joining_ns", "refusals", "former_id")
-    told = {
+    outages = {
         round((row["time"] - start_us) / 1e6, 3): (*(row[name] for name in names), row["coordinator_id"], row["moved"])
         for row in found
     }
     s = 10**9
-    assert told == {
+    assert outages == {
         22.0: (17 * s, 3 * s, s, s // 2, 10 * s, 4, 3, 1, True),
         55.0: (2_010_000_000, 0, s // 2, None, None, 1, 1, 1, False),
         700.25: (None, None, None, None, None, 1, None, 1, None),
@@ -204,8 +204,8 @@ def test_an_outage_lasts_until_members_can_work_again(tmp_path, good, asked_s, o
     table.add("rebalances", 28, **row, started_ns=at(28), joined_ns=at(38), ended_ns=at(39))
     with Tables(table.write(tmp_path / "tables")) as tables:
         found = asked_of(jobs.coordinators(*(tables[name] for name in OF_COORDINATORS)))
-    told = {(row["time"] - made.START_NS // 1000) / 1e6: row["outage_ns"] / 1e9 for row in found}
-    assert told == pytest.approx(outages)
+    durations = {(row["time"] - made.START_NS // 1000) / 1e6: row["outage_ns"] / 1e9 for row in found}
+    assert durations == pytest.approx(outages)
 
 
 def test_rebalances_that_follow_a_lost_coordinator_are_marked(answer):
@@ -300,17 +300,17 @@ def asked_of(frame):
     return [dict(zip(names, row, strict=True)) for row in engine.rows(frame)]
 
 
-TOLD = [
-    said
+RUNS_OF_THE_TOOL = [
+    run
     for line in gzip.decompress((DATA / "k41_groups_a.describe.jsonl.gz").read_bytes()).splitlines()
-    if (said := json.loads(line))["how"] == "--offsets"
+    if (run := json.loads(line))["how"] == "--offsets"
 ]
 COMMITTING = ("OffsetCommit", "Produce", "Fetch")  # requests of clients and brokers; the tool requests offsets
 
 
-def told_by_the_tool(said):
+def lag_by_the_tool(run):
     """(committed offset, log end offset, lag) by group, topic and partition, from the tool's output."""
-    rows = re.findall(r"^(\S+-g)\s+(\S+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", said["text"], re.MULTILINE)
+    rows = re.findall(r"^(\S+-g)\s+(\S+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)", run["text"], re.MULTILINE)
     return {(group, topic, int(partition)): tuple(map(int, offsets)) for group, topic, partition, *offsets in rows}
 
 
@@ -338,18 +338,18 @@ def test_group_lag_agrees_with_kafkas_tool(tables, every):
 
     Earlier, the tool's figures are between those before and after its run.
     """
-    *others, last = TOLD
-    told = told_by_the_tool(last)
-    assert len(told) == 37
-    assert lag_until(tables, last["to"]) == told
-    assert lag_until(tables, last["to"], COMMITTING) == told
-    for said in others[::every]:
-        before, after = (lag_until(tables, said[at], COMMITTING) for at in ("from", "to"))
-        told = told_by_the_tool(said)
-        assert told and set(told) <= set(after)
-        for place, (committed, end, _) in told.items():
+    *others, last = RUNS_OF_THE_TOOL
+    printed = lag_by_the_tool(last)
+    assert len(printed) == 37
+    assert lag_until(tables, last["to"]) == printed
+    assert lag_until(tables, last["to"], COMMITTING) == printed
+    for run in others[::every]:
+        before, after = (lag_until(tables, run[at], COMMITTING) for at in ("from", "to"))
+        printed = lag_by_the_tool(run)
+        assert printed and set(printed) <= set(after)
+        for place, (committed, end, _) in printed.items():
             earlier = before.get(place, (0, 0, 0))
-            assert earlier[0] <= committed <= after[place][0] and earlier[1] <= end <= after[place][1], (place, said)
+            assert earlier[0] <= committed <= after[place][0] and earlier[1] <= end <= after[place][1], (place, run)
 
 
 def test_a_frozen_member_that_continues_fetches_partitions_of_another_member(answer):

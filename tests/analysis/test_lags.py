@@ -489,7 +489,7 @@ def without_ends(frames):
     return {**frames, "partitions": engine.ask({"partitions": frames["partitions"]}, before=before)}
 
 
-def said_of_followers(frames):
+def lags_of_followers(frames):
     """By topic: the first and the last lag of `lag`, and the figures of `behind`."""
     theirs = "client like 'of %'"
     by_client = dicts(jobs.lag(*(frames[name] for name in OF_LAG), where=theirs))
@@ -500,7 +500,7 @@ def said_of_followers(frames):
 
 
 def check_followers(frames, truth):
-    lags, behind = said_of_followers(frames)
+    lags, behind = lags_of_followers(frames)
     assert lags == truth
     assert behind == {topic: (last, last, int(last is None)) for topic, (_, last) in truth.items()}
 

@@ -78,15 +78,15 @@ def exchanges(chance: random.Random, broker_port: int) -> Iterator[Exchange]:
                 offsets = [{"index": each, "errorCode": error, "baseOffset": number} for each in indexes]
                 answers.append(of | {"partitionResponses": offsets})
             asked = request(PRODUCE, version, number, {"acks": acks, "topicData": data}, client)
-            said = {"responses": answers[::-1], "throttleTimeMs": throttle_ms}
+            body = {"responses": answers[::-1], "throttleTimeMs": throttle_ms}
             if version == 13 and error == 6:
-                said["nodeEndpoints"] = [{"nodeId": 1, "host": HOST, "port": broker_port}]
-            yield asked, response(PRODUCE, version, number, said) if acks else None
+                body["nodeEndpoints"] = [{"nodeId": 1, "host": HOST, "port": broker_port}]
+            yield asked, response(PRODUCE, version, number, body) if acks else None
         elif kind == "fetch":
             asked = request(FETCH, 12, number, {"maxWaitMs": chance.choice((0, 500))}, client)
             partitions = [{"partitionIndex": 0, "errorCode": error, "records": bytes(size)}]
-            said = {"responses": [{"topic": "t", "partitions": partitions}], "throttleTimeMs": throttle_ms}
-            yield asked, response(FETCH, 12, number, said)
+            body = {"responses": [{"topic": "t", "partitions": partitions}], "throttleTimeMs": throttle_ms}
+            yield asked, response(FETCH, 12, number, body)
         elif kind == "heartbeat":
             asked = request(HEARTBEAT, 4, number, {"groupId": "g", "memberId": "m"}, client)
             yield asked, response(HEARTBEAT, 4, number, {"errorCode": 27 if error else 0})
@@ -112,7 +112,7 @@ def cut(chance: random.Random, stream: bytes) -> Iterator[bytes]:
 
 
 async def played(here: Live, seed: int) -> tuple[bytes, bytes]:
-    """Play a conversation; return (what reached the broker, what reached the client)."""
+    """Play a conversation; return the bytes that reached the broker, and those that reached the client."""
     chance = random.Random(seed)
     talk = list(exchanges(chance, here.broker.port))
     client, broker = await here.connect()
@@ -130,10 +130,10 @@ async def played(here: Live, seed: int) -> tuple[bytes, bytes]:
 
     async def answers() -> bytes:
         pace = random.Random(seed + 2)
-        heard = bytearray()
+        received = bytearray()
         waiting = b""
         for _, answer in talk:
-            heard += await broker.frame()
+            received += await broker.frame()
             if answer is None:
                 continue
             waiting += answer
@@ -145,15 +145,15 @@ async def played(here: Live, seed: int) -> tuple[bytes, bytes]:
                 await broker.send(waiting)
                 waiting = b""
         await broker.send(waiting)
-        return bytes(heard)
+        return bytes(received)
 
     async def hears() -> bytes:
-        heard = bytearray()
+        received = bytearray()
         for _, answer in talk:
             if answer is not None:
-                heard += await client.frame()
+                received += await client.frame()
                 window.release()
-        return bytes(heard)
+        return bytes(received)
 
     _, at_broker, at_client = await asyncio.gather(asks(), answers(), hears())
     client.close()
@@ -306,7 +306,7 @@ def decided_requests(chance: random.Random) -> Iterator[bytes]:
 
 
 async def refused(here: Live, seed: int) -> tuple[bytes, bytes]:
-    """Send requests that a policy decides; return (what reached the broker, what reached the client)."""
+    """Send requests that a policy decides; return the bytes at the broker, and those at the client."""
     chance = random.Random(seed)
     asked = list(decided_requests(chance))
     client, broker = await here.connect()
@@ -404,8 +404,8 @@ def test_a_request_starts_after_the_end_of_a_connection_was_handled(monkeypatch:
     came_back = Lending.came_back
     done_ns: list[int] = []
 
-    def timed(lending: Lending, *said: Any) -> None:
-        came_back(lending, *said)
+    def timed(lending: Lending, *state: Any) -> None:
+        came_back(lending, *state)
         done_ns.append(monotonic_ns())
 
     async def test() -> None:
@@ -770,7 +770,7 @@ def test_records_are_counted_after_a_reload_to_detail_topics(monkeypatch: pytest
     """The counters of earlier connections accepted no records: the first records ended the counting of their turn."""
     lend_at_once(monkeypatch)
     data = [{"name": "t", "partitionData": [{"index": 3, "records": write_batch([Record(0, 1, None, b"x")])}]}]
-    said = [{"name": "t", "partitionResponses": [{"index": 3, "baseOffset": 41}]}]
+    acknowledged = [{"name": "t", "partitionResponses": [{"index": 3, "baseOffset": 41}]}]
 
     async def test() -> None:
         async with kproxy(cluster={"lag": Lag(ask_interval_s=0)}) as here:
@@ -786,7 +786,7 @@ def test_records_are_counted_after_a_reload_to_detail_topics(monkeypatch: pytest
             for number in range(4):
                 await client.send(request(PRODUCE, 8, number, ACKS | {"topicData": data}))
                 await broker.frame()
-                await broker.send(response(PRODUCE, 8, number, {"responses": said}))
+                await broker.send(response(PRODUCE, 8, number, {"responses": acknowledged}))
                 await client.frame()
             relay = here.server.relays.worker.relays[max(here.server.relays.worker.relays)]
             assert lending_of(relay).is_lent
@@ -802,11 +802,11 @@ def test_records_are_counted_after_a_reload_to_detail_topics(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("choice", "said"),
+    ("choice", "message"),
     [("rust", "it is 'rust', and can be auto, native or python"), ("native", "pip install ./native")],
 )
-def test_an_unavailable_core_is_reported(choice: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_core_is_reported(choice: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(core.CHOICE, choice)
     monkeypatch.setitem(sys.modules, "kproxy_core", None)
-    with pytest.raises(ConfigError, match=re.escape(said)):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         core.native()

@@ -140,28 +140,28 @@ def test_bytes_are_forwarded_unchanged():
                     await asyncio.sleep(0.001)
 
         async def hear(wire: Wire, count: int) -> bytes:
-            heard = b""
-            while len(heard) < count:
-                heard += await wire.read(min(count - len(heard), dice.choice((1, 1000, 100_000))))
-            return heard
+            received = b""
+            while len(received) < count:
+                received += await wire.read(min(count - len(received), dice.choice((1, 1000, 100_000))))
+            return received
 
         async def serve(broker: Wire) -> bytes:
-            heard = b""
+            received = b""
             for answer in answers:
-                heard += await broker.frame()
+                received += await broker.frame()
                 await say(broker, answer)
-            return heard
+            return received
 
         async with kproxy() as here:
             client, broker = await here.connect()
-            heard, got, _ = await asyncio.gather(
+            at_broker, at_client, _ = await asyncio.gather(
                 serve(broker), hear(client, sum(map(len, answers))), say(client, b"".join(asked))
             )
-            assert heard == b"".join(asked)
-            assert got == b"".join(answers)
+            assert at_broker == b"".join(asked)
+            assert at_client == b"".join(answers)
             cells = here.server.metrics.cluster("default").brokers["bootstrap"].apis["Produce", "8"]
             assert cells.requests == 60
-            assert cells.request_bytes == len(heard)
+            assert cells.request_bytes == len(at_broker)
 
     live(test())
 
@@ -726,13 +726,15 @@ def test_other_sinks_get_each_event_once_although_a_sink_always_raises(caplog):
     raising: list[ConnectionInfo] = []
 
     class Witness:
-        def __init__(self, heard):
-            self.heard = heard
+        def __init__(self, numbers):
+            self.numbers = numbers
 
         def connected(self, info):
             def take(events):
                 if info is raising[0]:
-                    self.heard.extend(number_of(event) for event in events if isinstance(event, Exchange | Unanswered))
+                    self.numbers.extend(
+                        number_of(event) for event in events if isinstance(event, Exchange | Unanswered)
+                    )
 
             return take
 
@@ -769,9 +771,9 @@ async def test_broker_addresses_at_the_end_of_a_large_response_are_hidden_at_con
     body = {"responses": [{"partitions": partitions}], "nodeEndpoints": hints}
     answer = response(FETCH, 16, 1, body)
     await broker.send(answer)
-    heard = await client.frame()
-    assert len(heard) == len(answer)
-    _, body = codec.decode_response(heard[4:], FETCH, 16)
+    frame = await client.frame()
+    assert len(frame) == len(answer)
+    _, body = codec.decode_response(frame[4:], FETCH, 16)
     assert "nodeEndpoints" not in body
     assert body["responses"][0]["partitions"][0]["records"] == b"r" * 500_000
     assert here.counted.neutralised == {"Fetch": 1}

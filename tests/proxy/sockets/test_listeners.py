@@ -42,9 +42,9 @@ def test_the_holder_of_a_port_is_named(host: str) -> None:
         assert "another program listens there, or this kproxy itself (ss -ltnp): stop it" in why(
             host, listener.getsockname()[1]
         )
-        said = why(host, outgoing.getsockname()[1])
-        assert "an outgoing connection of this machine has that port (ss -tnp)" in said
-        assert "ip_local_reserved_ports" in said
+        reason = why(host, outgoing.getsockname()[1])
+        assert "an outgoing connection of this machine has that port (ss -tnp)" in reason
+        assert "ip_local_reserved_ports" in reason
         assert "another program has it, or an outgoing connection" in why(host, idle.getsockname()[1])
 
 
@@ -66,7 +66,7 @@ def test_an_address_of_another_machine_is_reported_as_such() -> None:
 
 
 def test_other_faults_have_their_remedies() -> None:
-    for number, port, said in (
+    for number, port, words in (
         (errno.EACCES, 443, "CAP_NET_BIND_SERVICE"),
         (errno.EACCES, 9092, "SELinux"),
         (errno.EMFILE, 9092, "ulimit -n"),
@@ -75,7 +75,7 @@ def test_other_faults_have_their_remedies() -> None:
         (errno.EINVAL, 9092, "link-local"),
         (errno.ENOBUFS, 9092, os.strerror(errno.ENOBUFS)),
     ):
-        assert said in why_unbound(OSError(number, os.strerror(number)), port=port)
+        assert words in why_unbound(OSError(number, os.strerror(number)), port=port)
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
     assert "correct the name, or the DNS of this host" in why_unbound(unknown, port=9092)
 

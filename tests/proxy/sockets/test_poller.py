@@ -68,22 +68,22 @@ def test_an_error_is_reported_until_it_is_read():
     async def test():
         poller = Poller(asyncio.get_running_loop())
         ours, theirs = await pair()
-        heard: list[bytes | str] = []
+        seen: list[bytes | str] = []
 
         def readable() -> None:
             try:
-                heard.append(ours.recv(1))  # fewer bytes than wait
+                seen.append(ours.recv(1))  # fewer bytes than wait
             except ConnectionResetError:
-                heard.append("reset")
+                seen.append("reset")
                 poller.remove_reader(ours.fileno())
 
         poller.add_reader(ours.fileno(), readable)
         theirs.send(b"abc")
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         theirs.close()
-        await until(lambda: "reset" in heard)
+        await until(lambda: "reset" in seen)
         await turns(poller)
-        assert heard == [b"a", b"b", b"c", "reset"]
+        assert seen == [b"a", b"b", b"c", "reset"]
         poller.close()
         poller.close()
 
@@ -202,16 +202,16 @@ def test_a_new_socket_waits_for_new_ones_and_not_for_costly_ones_that_are_watche
         await until(lambda: min(served) > 0)
         for _ in range(10):
             ours, theirs = await pair()
-            heard: list[int] = []
+            seen: list[int] = []
             before = sum(served)
             theirs.send(b"x")
             poller.meet(ours.fileno())
-            poller.add_reader(ours.fileno(), lambda heard=heard: heard.append(sum(served)))
-            await until(lambda heard=heard: bool(heard))
+            poller.add_reader(ours.fileno(), lambda seen=seen: seen.append(sum(served)))
+            await until(lambda seen=seen: bool(seen))
             poller.remove_reader(ours.fileno())
             ours.close()
             theirs.close()
-            assert heard[0] - before <= 6  # the events of two turns, not 30
+            assert seen[0] - before <= 6  # the events of two turns, not 30
         for ours, theirs in (*floods, (cheap, friend)):
             poller.remove_reader(ours.fileno())
             ours.close()
@@ -405,10 +405,10 @@ def test_a_short_turn_reads_the_clock_once_if_its_readers_set_the_time(monkeypat
     async def test():
         poller = Poller(asyncio.get_running_loop())
         pairs = [await pair() for _ in range(100)]
-        heard: list[bytes] = []
+        seen: list[bytes] = []
 
         def read(sock: socket.socket) -> None:
-            heard.append(sock.recv(9))
+            seen.append(sock.recv(9))
             if sets_time:
                 poller.now_ns = time.monotonic_ns()
 
@@ -421,7 +421,7 @@ def test_a_short_turn_reads_the_clock_once_if_its_readers_set_the_time(monkeypat
             for _, theirs in pairs:
                 theirs.send(b"x")
             poller._ready()
-            assert len(heard) == turn * len(pairs) and asked == (1 if sets_time else 1 + len(pairs))
+            assert len(seen) == turn * len(pairs) and asked == (1 if sets_time else 1 + len(pairs))
         for ours, theirs in pairs:
             poller.remove_reader(ours.fileno())
             ours.close()
@@ -440,27 +440,27 @@ def test_an_event_before_add_end_reader_is_not_taken_for_the_end(monkeypatch, ot
     async def test():
         poller = Poller(asyncio.get_running_loop())
         (one, peer_of_one), (two, peer_of_two), *rest = [await pair() for _ in range(2 + others)]
-        heard: list[str] = []
+        seen: list[str] = []
 
         def first() -> None:
             nonlocal now_ns
             now_ns += 1_000_000_000  # so that other sockets queue
             one.recv(9)
-            poller.add_end_reader(two.fileno(), lambda: heard.append("end"))
+            poller.add_end_reader(two.fileno(), lambda: seen.append("end"))
 
         poller.add_reader(one.fileno(), first)
-        poller.add_reader(two.fileno(), lambda: heard.append("read"))
+        poller.add_reader(two.fileno(), lambda: seen.append("read"))
         for theirs in (peer_of_one, peer_of_two):
             theirs.send(b"x")
         for ours, theirs in rest:
-            poller.add_reader(ours.fileno(), lambda sock=ours: heard.append(sock.recv(9).decode()))
+            poller.add_reader(ours.fileno(), lambda sock=ours: seen.append(sock.recv(9).decode()))
             theirs.send(b"y")
-        await until(lambda: len(heard) >= others)
+        await until(lambda: len(seen) >= others)
         await turns(poller)
-        assert heard == ["y"] * others
+        assert seen == ["y"] * others
         peer_of_two.close()
-        await until(lambda: len(heard) > others)
-        assert heard[others:] and set(heard[others:]) == {"end"}
+        await until(lambda: len(seen) > others)
+        assert seen[others:] and set(seen[others:]) == {"end"}
         for sock in (one, two, *(ours for ours, _ in rest)):
             poller.remove_reader(sock.fileno())
         for sock in (one, two, peer_of_one, *(end for ends in rest for end in ends)):
@@ -514,12 +514,12 @@ def test_deferred_work_that_raises_takes_no_turn_of_others():
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)
         poller = Poller(loop)
-        heard: list[int] = []
+        seen: list[int] = []
         poller.later(lambda: 1 // 0)
         for number in range(3):
-            poller.later(heard.append, number)
-        await until(lambda: len(heard) > 2)
-        assert heard == [0, 1, 2]
+            poller.later(seen.append, number)
+        await until(lambda: len(seen) > 2)
+        assert seen == [0, 1, 2]
         poller.close()
 
     live(test())
@@ -535,19 +535,19 @@ def test_queued_sockets_have_their_turn_although_a_reader_raises(monkeypatch):
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda *_: None)
         poller = Poller(loop)
-        heard: list[int] = []
+        seen: list[int] = []
 
         def read(number: int, ours: socket.socket) -> None:
             nonlocal now_ns
             now_ns += 2_000_000
-            heard.append(number)
+            seen.append(number)
             ours.recv(9)
             if number > 9:  # the other sockets are queued by then
                 raise ArithmeticError
 
         pairs = await watched(poller, 30, read)
-        await until(lambda: len(heard) == len(pairs))
-        assert sorted(heard) == list(range(len(pairs))) and not poller.queuing
+        await until(lambda: len(seen) == len(pairs))
+        assert sorted(seen) == list(range(len(pairs))) and not poller.queuing
         closed(poller, pairs)
 
     live(test())
@@ -577,23 +577,23 @@ def test_a_queued_socket_that_epoll_refuses_keeps_its_turn(monkeypatch):
 
     async def test():
         poller = Poller(asyncio.get_running_loop())
-        heard: list[int] = []
+        seen: list[int] = []
 
         def read(number: int, ours: socket.socket) -> None:
             nonlocal now_ns
             now_ns += 2_000_000
             with suppress(BlockingIOError):  # it is called whether the socket is ready or not
                 ours.recv(9)
-                heard.append(number)
+                seen.append(number)
 
         pairs = await watched(poller, 30, read)
         poller._epoll = Exhausted(poller._epoll, 20)
-        await until(lambda: len(heard) == len(pairs))
-        assert sorted(heard) == list(range(len(pairs)))
+        await until(lambda: len(seen) == len(pairs))
+        assert sorted(seen) == list(range(len(pairs)))
         await until(lambda: not poller.queuing and not poller._epoll.times)
         for _, theirs in pairs:
             theirs.send(b"y")
-        await until(lambda: len(heard) == 2 * len(pairs))  # epoll watches them again
+        await until(lambda: len(seen) == 2 * len(pairs))  # epoll watches them again
         closed(poller, pairs)
 
     live(test())
@@ -605,7 +605,7 @@ def test_a_new_socket_that_epoll_refuses_is_served(caplog):
     async def test():
         poller = Poller(asyncio.get_running_loop())
         poller._epoll = Exhausted(poller._epoll, 1 << 30)
-        heard: list[bytes] = []
+        seen: list[bytes] = []
         for letter in (b"a", b"b"):
             ours, theirs = socket.socketpair()
             ours.setblocking(False)
@@ -613,13 +613,13 @@ def test_a_new_socket_that_epoll_refuses_is_served(caplog):
 
             def read(ours: socket.socket = ours) -> None:
                 with suppress(BlockingIOError):
-                    heard.append(ours.recv(9))
+                    seen.append(ours.recv(9))
 
             poller.add_reader(number, read)
             poller.add_end_reader(number, read)
             poller.add_reader(number, read)
             theirs.send(letter)
-            await until(lambda letter=letter: letter in heard)
+            await until(lambda letter=letter: letter in seen)
             poller.remove_reader(number)
             assert not poller.queuing and not poller._parked
             poller._epoll.times = 0  # epoll accepts the next socket
@@ -714,23 +714,23 @@ def test_a_close_is_noticed_although_bytes_are_unread():
     async def test():
         poller = Poller(asyncio.get_running_loop())
         ours, theirs = await pair()
-        heard: list[str] = []
+        seen: list[str] = []
 
         def ended() -> None:
-            heard.append("end")
+            seen.append("end")
             poller.remove_reader(ours.fileno())
 
         poller.add_end_reader(ours.fileno(), ended)
         theirs.send(b"unread")
         await turns(poller)
-        assert not heard
+        assert not seen
         theirs.shutdown(socket.SHUT_WR)
-        await until(lambda: bool(heard))
+        await until(lambda: bool(seen))
         await turns(poller)
-        assert heard == ["end"]
-        poller.add_reader(ours.fileno(), lambda: heard.append(ours.recv(9).decode()))
-        await until(lambda: len(heard) > 2)
-        assert heard[:3] == ["end", "unread", ""]
+        assert seen == ["end"]
+        poller.add_reader(ours.fileno(), lambda: seen.append(ours.recv(9).decode()))
+        await until(lambda: len(seen) > 2)
+        assert seen[:3] == ["end", "unread", ""]
         poller.close()
         for sock in (ours, theirs):
             sock.close()
@@ -744,14 +744,14 @@ def test_is_in_order_is_false_if_epoll_had_more_ready_sockets(monkeypatch):
 
     async def test():
         poller = Poller(asyncio.get_running_loop())
-        heard: list[tuple[bytes, bool]] = []
+        seen: list[tuple[bytes, bool]] = []
         pairs = [await pair() for _ in range(2)]
         for ours, _ in pairs:
-            poller.add_reader(ours.fileno(), lambda sock=ours: heard.append((sock.recv(10), poller.is_in_order)))
+            poller.add_reader(ours.fileno(), lambda sock=ours: seen.append((sock.recv(10), poller.is_in_order)))
         for _, theirs in pairs:
             theirs.send(b"x")
-        await until(lambda: len(heard) > 1)
-        assert heard == [(b"x", True), (b"x", False)]
+        await until(lambda: len(seen) > 1)
+        assert seen == [(b"x", True), (b"x", False)]
         poller.close()
 
     live(test())

@@ -172,10 +172,10 @@ def test_a_written_header_is_read_back(version, client, server):
     raw = write(version, client, server)
     found, rest = fed(raw + BEHIND)
     assert rest == BEHIND and found.version == version
-    for said, sent in ((found.client, client), (found.server, server)):
-        assert said.port == sent.port
+    for read_back, sent in ((found.client, client), (found.server, server)):
+        assert read_back.port == sent.port
         mapped = getattr(ip_address(sent.host), "ipv4_mapped", None)
-        assert said.host == str(mapped or ip_address(sent.host))
+        assert read_back.host == str(mapped or ip_address(sent.host))
     assert len(raw) <= V1_BYTES
 
 

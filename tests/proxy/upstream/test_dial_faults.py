@@ -90,7 +90,7 @@ def listener(stack: ExitStack, host: str) -> Address:
 @needs_namespaces
 def test_a_failed_dial_is_reported_with_the_kernels_cause_and_a_remedy() -> None:
     async def test() -> None:
-        for host, cause, said in (
+        for host, cause, words in (
             ("10.8.0.1", "not_permitted", "nft list ruleset"),
             ("10.8.0.2", "unreachable", "the host is down, or a router or a firewall refuses"),
             ("10.8.0.3", "unreachable", "ip route get"),
@@ -99,7 +99,7 @@ def test_a_failed_dial_is_reported_with_the_kernels_cause_and_a_remedy() -> None
             (HOST, "refused", "is the broker up"),
         ):
             got, text = await failed(dialler(), host)
-            assert (got, said in text) == (cause, True), text
+            assert (got, words in text) == (cause, True), text
         got, text = await failed(dialler(), "::1")
         assert got == "unreachable", text  # "Cannot assign requested address", although ports are free
 
@@ -152,7 +152,7 @@ def test_connections_use_source_addresses_of_their_brokers_family() -> None:
 
 
 def test_each_errno_has_a_cause_and_a_remedy() -> None:
-    for number, cause, said in (
+    for number, cause, words in (
         (errno.EMFILE, "no_descriptor", "ulimit -n"),
         (errno.ENFILE, "no_descriptor", "fs.file-max"),
         (errno.ENOBUFS, "no_descriptor", "tcp_mem"),
@@ -167,7 +167,7 @@ def test_each_errno_has_a_cause_and_a_remedy() -> None:
         fault = of_connect(OSError(number, os.strerror(number)))
         assert fault.cause == cause
         assert cause in DIAL_CAUSES
-        assert said in fault.remedy
+        assert words in fault.remedy
     assert of_connect(OSError("no number")).cause == "other"
 
 
@@ -183,7 +183,7 @@ def test_an_unknown_name_is_distinguished_from_a_silent_resolver() -> None:
             raise self.fault or OSError
 
     async def test() -> None:
-        for number, cause, said in (
+        for number, cause, words in (
             (socket.EAI_NONAME, "name", "getent hosts"),
             (socket.EAI_NODATA, "name", "getent hosts"),
             (socket.EAI_AGAIN, "resolver", "/etc/resolv.conf"),
@@ -192,7 +192,7 @@ def test_an_unknown_name_is_distinguished_from_a_silent_resolver() -> None:
             (socket.EAI_MEMORY, "resolver", "memory"),
         ):
             got, text = await failed(dialler(resolver=Failing(socket.gaierror(number, "it failed"))), "kafka")
-            assert (got, said in text) == (cause, True), text
+            assert (got, words in text) == (cause, True), text
         got, text = await failed(dialler(resolver=Failing(None), timeout_s=0.05), "kafka")
         assert got == "resolver"
         assert text.startswith("kafka:9092 was not looked up within 0.05 s: no name server answers")

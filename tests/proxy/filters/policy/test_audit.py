@@ -65,9 +65,9 @@ def test_a_stopped_reader_makes_the_audit_drop_and_count_lines(tmp_path):
     audit.add({"text": "last"})
     thread.join(30)
     assert not thread.is_alive()
-    said = [json.loads(line) for line in found.splitlines()]
-    assert sum(line.get("missing_lines", 0) for line in said) == audit.dropped
-    assert audit.lines == sum("text" in line for line in said)
+    written = [json.loads(line) for line in found.splitlines()]
+    assert sum(line.get("missing_lines", 0) for line in written) == audit.dropped
+    assert audit.lines == sum("text" in line for line in written)
     audit.close()
     os.close(reader)
 
@@ -129,5 +129,5 @@ def test_a_file_that_cannot_be_written_is_reported_at_the_start_and_in_the_log(t
     audit.flush(10)
     assert audit.counts() == (0, 2)
     audit.close()
-    (said,) = (record.getMessage() for record in caplog.records)  # one a second
-    assert said == f"the audit loses lines: {path} cannot be written to: Is a directory"
+    (message,) = (record.getMessage() for record in caplog.records)  # one a second
+    assert message == f"the audit loses lines: {path} cannot be written to: Is a directory"

@@ -69,9 +69,9 @@ def test_a_refusal_of_several_names_gives_the_reason_for_the_first():
     talk = Decided(NO_SECRETS, {"action": "allow", "topic": "orders"})
     talk.client(produce(1, "orders", "o" * 70, "secret-1"))
     (_, *denied) = talk.answer(PRODUCE, 9)["responses"]
-    said = f"topic {'o' * 64}: no rule matches, and the default is to deny; 1 more denied"
+    reason = f"topic {'o' * 64}: no rule matches, and the default is to deny; 1 more denied"
     for each in denied:
-        assert each["partitionResponses"][0]["errorMessage"] == f"Produce was refused by kproxy: {said}"
+        assert each["partitionResponses"][0]["errorMessage"] == f"Produce was refused by kproxy: {reason}"
 
 
 @pytest.mark.parametrize("cuts", [[], [3], [11], [30], [30, 31, 90], range(1, 120, 7)])

@@ -21,22 +21,24 @@ RULES = (
 )
 
 
-def said(api, **request):
+def explained(api, **request):
     return [str(one) for one in explain(cluster(*RULES), api=api, **request)]
 
 
 def test_each_name_of_a_request_has_its_line():
-    assert said("Produce", topics=["orders", "secret-1", "x"], address="10.1.1.1") == [
+    assert explained("Produce", topics=["orders", "secret-1", "x"], address="10.1.1.1") == [
         "topic orders: allowed, rule 3 allows it",
         "topic secret-1: denied, rule 1 denies it",
         "topic x: denied, no rule matches, and the default is to deny",
     ]
-    assert said("Produce", topics=["orders"]) == ["topic orders: denied, no rule matches, and the default is to deny"]
-    assert said("JoinGroup", groups=["g"], principal="User:alice") == ["group g: allowed, rule 2 allows it"]
-    assert said("ListGroups") == [
+    assert explained("Produce", topics=["orders"]) == [
+        "topic orders: denied, no rule matches, and the default is to deny"
+    ]
+    assert explained("JoinGroup", groups=["g"], principal="User:alice") == ["group g: allowed, rule 2 allows it"]
+    assert explained("ListGroups") == [
         "the request for a list, which leaves out what is denied: denied, no rule matches, and the default is to deny"
     ]
-    assert said("ApiVersions") == ["the request, which names nothing: allowed, every client may"]
+    assert explained("ApiVersions") == ["the request, which names nothing: allowed, every client may"]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -71,8 +73,16 @@ def test_explain_agrees_with_the_decision_of_a_listener(seed):
         who = {"principal": rng.choice(("User:alice", "User:bob")), "address": "10.1.2.3"}
         talk = Decided(*rules, **who, **settings).client(frame)
         passes = outcome(talk, frame[4:]) == "forwarded" or not talk.refusals
-        said = explain(cluster(*rules, **settings), api=api, version=layout.version, client_id="c", **named, **who)
-        assert all(one.verdict.allowed for one in said) == passes, (layout, rules, settings, names.topic, said)
+        explanations = explain(
+            cluster(*rules, **settings), api=api, version=layout.version, client_id="c", **named, **who
+        )
+        assert all(one.verdict.allowed for one in explanations) == passes, (
+            layout,
+            rules,
+            settings,
+            names.topic,
+            explanations,
+        )
         tally[passes] += 1
     assert tally[True] > 100 and tally[False] > 100, tally
 
@@ -92,7 +102,7 @@ def test_explain_describes_requests_without_names():
 
 
 def test_explain_reports_an_unknown_version_or_api():
-    assert "kproxy does not read this version" in said("Produce", version=99)[0]
+    assert "kproxy does not read this version" in explained("Produce", version=99)[0]
     assert "kproxy does not know the API" in str(explain(cluster({"action": "allow"}), api="9999")[0])
     (one,) = explain(cluster(read_only=True), api="Produce", topics=["t"])
     assert str(one) == "topic t: denied, the listener is read-only"
@@ -100,10 +110,10 @@ def test_explain_reports_an_unknown_version_or_api():
 
 def test_an_impossible_request_gets_a_hint():
     with pytest.raises(ConfigError) as caught:
-        said("produce")
+        explained("produce")
     assert "did you mean Produce?" in str(caught.value.faults)
     with pytest.raises(ConfigError) as caught:
-        said("Heartbeat", topics=["t"])
+        explained("Heartbeat", topics=["t"])
     assert caught.value.faults[0][0] == "--topic"
 
 
@@ -133,12 +143,12 @@ def test_explain_names_such_rules_for_lists_too():
 def test_explain_names_a_rule_about_other_kinds_of_names_with_the_difference():
     rule = {"action": "allow", "principal": "User:alice", "topic": "orders-*"}
 
-    def said(api, **request):
+    def near_rules(api, **request):
         (one,) = explain(cluster(rule), api=api, principal="User:alice", **request)
         return one.near
 
-    assert said("JoinGroup", groups=["g"]) == ("rule 1 would allow it, but it has no group",)
-    (line,) = said("GetTelemetrySubscriptions")
+    assert near_rules("JoinGroup", groups=["g"]) == ("rule 1 would allow it, but it has no group",)
+    (line,) = near_rules("GetTelemetrySubscriptions")
     assert line == "rule 1 would allow it, but it is about names (topic), and this needs a rule without them"
 
 
@@ -148,9 +158,9 @@ def test_explain_names_rules_for_other_principals_if_the_client_has_none():
         {"action": "allow", "principal": "User:ops"},
     )
 
-    def said(principal):
+    def near_rules(principal):
         (one,) = explain(cluster(*rules), api="Produce", topics=["x"], principal=principal)
         return one.near
 
-    assert said("User:alice") == ("rule 1 would allow it, but its topic is orders",)
-    assert said("User:bob") == ("rule 2 would allow it, but its principal is User:ops",)
+    assert near_rules("User:alice") == ("rule 1 would allow it, but its topic is orders",)
+    assert near_rules("User:bob") == ("rule 2 would allow it, but its principal is User:ops",)

@@ -304,18 +304,18 @@ def pruned(naive: Naive, api: str, body: dict[str, Any], cursors: dict[str, str]
     return left
 
 
-def _member_left(message: str, arrays: tuple[str, ...], said: bytes, may: Any) -> bytes:
-    if not said:
-        return said
+def _member_left(message: str, arrays: tuple[str, ...], data: bytes, may: Any) -> bytes:
+    if not data:
+        return data
     try:
-        _, body = codec.decode_data(message, said)
+        _, body = codec.decode_data(message, data)
     except Exception:
         return b""
     for array in arrays:
         if array in body:
             topic_of = (lambda one: one) if array == "topics" else (lambda one: one["topic"])
             body[array] = [one for one in body[array] if may("topic", topic_of(one))]
-    return codec.encode_data(message, int.from_bytes(said[:2], "big"), body | {"userData": None})
+    return codec.encode_data(message, int.from_bytes(data[:2], "big"), body | {"userData": None})
 
 
 def random_rules(rng: random.Random, api: str) -> list[Rule]:

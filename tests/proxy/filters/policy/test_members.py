@@ -12,7 +12,7 @@ SUBSCRIPTION, ASSIGNMENT = "ConsumerProtocolSubscription", "ConsumerProtocolAssi
 TOPICS = ("orders", "secret-1")
 
 
-def said(message, version, topics=TOPICS, user_data=None):
+def encoded(message, version, topics=TOPICS, user_data=None):
     partitions = [{"topic": topic, "partitions": [0, 7]} for topic in topics]
     if message == ASSIGNMENT:
         return codec.encode_data(message, version, {"assignedPartitions": partitions, "userData": user_data})
@@ -46,14 +46,17 @@ def described(version, groups, **settings):
 @pytest.mark.parametrize("version", schema().apis[DESCRIBE_GROUPS].response.versions)
 def test_members_are_described_without_topics_that_the_client_may_not_see(version):
     versions = schema().data[SUBSCRIPTION].versions
-    own = [(said(SUBSCRIPTION, each), said(ASSIGNMENT, each)) for each in versions]
-    sticky = said(SUBSCRIPTION, 1, user_data=b"secret-1 by an assignor"), said(ASSIGNMENT, 1, user_data=b"secret-1")
-    odd = [(b"\x7f\xffsecret-1", b"\0"), (b"", b""), (b"\0\1secret-1", said(ASSIGNMENT, 0)[:-5])]
+    own = [(encoded(SUBSCRIPTION, each), encoded(ASSIGNMENT, each)) for each in versions]
+    sticky = (
+        encoded(SUBSCRIPTION, 1, user_data=b"secret-1 by an assignor"),
+        encoded(ASSIGNMENT, 1, user_data=b"secret-1"),
+    )
+    odd = [(b"\x7f\xffsecret-1", b"\0"), (b"", b""), (b"\0\1secret-1", encoded(ASSIGNMENT, 0)[:-5])]
     foreign = [(b"\0\1secret-1", b"anything")]
     groups = [("consumer", [*own, sticky]), ("connect", foreign), ("consumer", odd), ("consumer", own[:1])]
-    seen = [(said(SUBSCRIPTION, each, ["orders"]), said(ASSIGNMENT, each, ["orders"])) for each in versions]
+    seen = [(encoded(SUBSCRIPTION, each, ["orders"]), encoded(ASSIGNMENT, each, ["orders"])) for each in versions]
     assert described(version, groups) == [
-        [*seen, (said(SUBSCRIPTION, 1, ["orders"]), said(ASSIGNMENT, 1, ["orders"]))],
+        [*seen, (encoded(SUBSCRIPTION, 1, ["orders"]), encoded(ASSIGNMENT, 1, ["orders"]))],
         foreign,
         [(b"", b"")] * 3,
         seen[:1],

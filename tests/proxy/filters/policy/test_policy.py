@@ -124,8 +124,8 @@ def only_brokers_send(api: str, version: int, body: dict[str, Any]) -> bool:
         return True
     if api == "FindCoordinator":
         return body.get("keyType") == 2
-    said = [body.get("replicaId", -1), body.get("replicaState", {}).get("replicaId", -1)]
-    return api in ("Fetch", "ListOffsets", "OffsetForLeaderEpoch") and any(one not in (-1, -2) for one in said)
+    replica_ids = [body.get("replicaId", -1), body.get("replicaState", {}).get("replicaId", -1)]
+    return api in ("Fetch", "ListOffsets", "OffsetForLeaderEpoch") and any(one not in (-1, -2) for one in replica_ids)
 
 
 def created(api: str, body: dict[str, Any]) -> list[str]:

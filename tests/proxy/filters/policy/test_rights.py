@@ -75,8 +75,8 @@ def requests(api: Api, right: Right) -> Any:
             if path == "keyType" and version:
                 yield version, {path: 2}, {path: 0}
             elif path.endswith(("replicaId", "keyType")):
-                for said in (0, 1, 2**31 - 1, -3, -(2**31)):
-                    if (body := body_with(api, version, path, said)) is not None:
+                for replica_id in (0, 1, 2**31 - 1, -3, -(2**31)):
+                    if (body := body_with(api, version, path, replica_id)) is not None:
                         yield version, body, body_with(api, version, path, random.choice((-1, -2)))
                 continue
             elif path == "enable2Pc":
@@ -173,8 +173,8 @@ def test_a_replica_id_is_found_in_every_version(rules):
             continue
         for version in api.request.versions:
             for path in ("replicaId", "replicaState.replicaId"):
-                for said in (-1, -2, 0, 1, 99, 2**31 - 1, -3, -(2**31)):
-                    body = body_with(api, version, path, said)
+                for replica_id in (-1, -2, 0, 1, 99, 2**31 - 1, -3, -(2**31)):
+                    body = body_with(api, version, path, replica_id)
                     if body is None:
                         continue
                     body["topics"] = [{"name" if api.name == "ListOffsets" else "topic": "t", "partitions": [{}, {}]}]
@@ -182,7 +182,9 @@ def test_a_replica_id_is_found_in_every_version(rules):
                         body["topics"] = [{"topicId": SECRET_ID, "topic": "t", "partitions": [{}, {}]}]
                         body["topics"][0].pop("topic" if version >= 13 else "topicId")
                     came = decided(api, version, body, *rules, **settings)
-                    assert (came == "refused") == (said not in (-1, -2) or (api.key, version) in ((23, 0), (23, 1)))
+                    assert (came == "refused") == (
+                        replica_id not in (-1, -2) or (api.key, version) in ((23, 0), (23, 1))
+                    )
 
 
 def tagged(*fields: bytes) -> bytes:
@@ -194,7 +196,7 @@ def test_a_request_with_a_duplicate_or_malformed_replica_state_is_refused():
     api = schema().apis[1]
     for version in range(15, api.request.versions[-1] + 1):
         frame = frame_of(api, version, {})[4:-1]  # without its empty tag section
-        state = {said: said.to_bytes(4, "big", signed=True) + bytes(8) + b"\0" for said in (-1, 2)}
+        state = {replica_id: replica_id.to_bytes(4, "big", signed=True) + bytes(8) + b"\0" for replica_id in (-1, 2)}
         for name, tags in {
             "consumer, then replica": (b"\1\x0d" + state[-1], b"\1\x0d" + state[2]),
             "replica, then consumer": (b"\1\x0d" + state[2], b"\1\x0d" + state[-1]),

@@ -88,8 +88,8 @@ def errors_added(number: int) -> Iterator[None]:
 
 
 def subscribed(number: int) -> Iterator[None]:
-    said = encode_data("ConsumerProtocolSubscription", 0, {"topics": short(number), "userData": None})
-    member = {"memberMetadata": said, "memberAssignment": b""}
+    subscription = encode_data("ConsumerProtocolSubscription", 0, {"topics": short(number), "userData": None})
+    member = {"memberMetadata": subscription, "memberAssignment": b""}
     groups = [{"protocolType": "consumer", "members": [member]}]
     frame = memoryview(response(DESCRIBE_GROUPS, 5, 1, {"groups": groups}))
     return members.hide_in_members(5, frame, lambda topic: True)

@@ -38,12 +38,12 @@ class Manager:
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.sock.bind(self.path)
         self.sock.setblocking(False)
-        self.heard = []
-        asyncio.get_running_loop().add_reader(self.sock, lambda: self.heard.append(self.sock.recv(4096).decode()))
+        self.received = []
+        asyncio.get_running_loop().add_reader(self.sock, lambda: self.received.append(self.sock.recv(4096).decode()))
 
-    async def hears(self, text, since=0):
+    async def waits_for(self, text, since=0):
         found = []
-        await until(lambda: found.extend(each for each in self.heard[since:] if text in each.splitlines()) or found)
+        await until(lambda: found.extend(each for each in self.received[since:] if text in each.splitlines()) or found)
         return found[0].splitlines()
 
 
@@ -142,26 +142,26 @@ def test_systemd_is_notified_of_start_reload_takeover_and_stop(tmp_path):
         file = written(tmp_path, brokers, port, admin)
         variables = {"NOTIFY_SOCKET": manager.path, "WATCHDOG_USEC": "300000"}
         async with kproxy_process(file, admin, **variables) as kproxy:
-            ready = await manager.hears("READY=1")
+            ready = await manager.waits_for("READY=1")
             assert f"MAINPID={kproxy.pid}" in ready and "main at " in ready[-1]
-            since = len(manager.heard)
-            await manager.hears("WATCHDOG=1", since)
+            since = len(manager.received)
+            await manager.waits_for("WATCHDOG=1", since)
             kproxy.signal(signal.SIGHUP)
-            reloading = await manager.hears("RELOADING=1", since)
+            reloading = await manager.waits_for("RELOADING=1", since)
             assert any(line.startswith("MONOTONIC_USEC=") for line in reloading)
-            await manager.hears("READY=1", since + 1)
-            since = len(manager.heard)
+            await manager.waits_for("READY=1", since + 1)
+            since = len(manager.received)
             kproxy.signal(signal.SIGUSR2)
             async with Load(port) as load:
                 line = await kproxy.says("has taken over")
                 new = line.split("process ")[-1].split()[0]
-                await manager.hears(f"MAINPID={new}", since)
-                await manager.hears("READY=1", since)
+                await manager.waits_for(f"MAINPID={new}", since)
+                await manager.waits_for("READY=1", since)
                 await asyncio.wait_for(kproxy.process.wait(), 20)  # no stand-in remains: systemd has the new main pid
                 await load.more()
-                since = len(manager.heard)
+                since = len(manager.received)
                 os.kill(int(new), signal.SIGTERM)
-                await manager.hears("STOPPING=1", since)
+                await manager.waits_for("STOPPING=1", since)
             assert load.unanswered == 0
 
     live(test())
@@ -176,10 +176,10 @@ def test_a_start_that_waits_for_its_cluster_extends_the_timeout_of_systemd(tmp_p
         file = written(tmp_path, brokers, port, admin)
         kproxy = await Kproxy(file, admin).start(NOTIFY_SOCKET=manager.path)
         try:
-            waiting = await manager.hears("EXTEND_TIMEOUT_USEC=30000000")
+            waiting = await manager.waits_for("EXTEND_TIMEOUT_USEC=30000000")
             assert any(line.startswith("STATUS=waiting: cluster main") for line in waiting)
             Brokers(1, port=admin + 1)
-            await manager.hears("READY=1")
+            await manager.waits_for("READY=1")
             await kproxy.end()
         finally:
             await kproxy.kill()

@@ -86,7 +86,7 @@ async def known(here: Run, group: str, generation: int) -> dict:
 def test_a_rebalance_appears_in_the_metrics_and_in_api_groups():
     async def test(workers: int):
         async with kproxy("--detail", "topics", workers=workers) as here:
-            pid = int((await here.said("groups and leaders are followed by process")).split()[-1])
+            pid = int((await here.logged("groups and leaders are followed by process")).split()[-1])
             assert os.getsid(pid) == pid  # Ctrl-C in a terminal does not reach the process, which may still be loading
             before = await here.scrape()
             for name, label in (("kproxy_rebalance_causes", "cause"), ("kproxy_leadership_changes", "change")):
@@ -149,10 +149,10 @@ def test_a_killed_insight_process_is_replaced_and_relays_continue(monkeypatch, t
 
     async def test():
         async with kproxy("--detail", "topics", workers=1) as here:
-            line = await here.said("groups and leaders are followed by process")
+            line = await here.logged("groups and leaders are followed by process")
             client, broker = await here.connect()
             os.kill(int(line.split()[-1]), signal.SIGKILL)
-            await here.said("the process that follows groups has ended")
+            await here.logged("the process that follows groups has ended")
             with pytest.raises(HTTPError) as refused:  # an empty list would mean that there are no groups
                 await here.get("/api/groups")
             assert (refused.value.code, refused.value.headers["Retry-After"]) == (503, "1")
@@ -199,10 +199,10 @@ def test_a_hung_insight_process_is_killed_and_replaced(monkeypatch, tmp_path):
 
     async def test(workers: int):
         async with kproxy("--detail", "topics", workers=workers) as here:
-            hung = int((await here.said("groups and leaders are followed by process")).split()[-1])
+            hung = int((await here.logged("groups and leaders are followed by process")).split()[-1])
             client, broker = await here.connect()
             os.kill(hung, signal.SIGSTOP)
-            await here.said(f"(pid {hung}) hangs: no answer for 3 s")
+            await here.logged(f"(pid {hung}) hangs: no answer for 3 s")
 
             async def again() -> bool:
                 return sum("groups and leaders are followed by process" in each for each in here.lines) == 2
@@ -300,7 +300,7 @@ def test_memory_and_scrapes_stop_growing_when_invented_groups_reach_the_caps(mon
 
     async def test():
         async with kproxy("--detail", "topics", workers=1) as here:
-            line = await here.said("groups and leaders are followed by process")
+            line = await here.logged("groups and leaders are followed by process")
             client, broker = await here.connect()
             seen = []
 
@@ -365,7 +365,7 @@ def test_rebalances_and_group_events_are_recorded_with_the_exchanges(tmp_path):
 
     async def test(workers: int, place: Path):
         async with kproxy("--detail", "topics", "--record", str(place), workers=workers) as here:
-            await here.said("groups and leaders are followed by process")
+            await here.logged("groups and leaders are followed by process")
             pairs = [await here.connect() for _ in range(2)]
             await rebalance(pairs, "g", 1)
             client, broker = pairs[0]
@@ -393,7 +393,7 @@ def test_errors_of_the_insight_process_are_log_lines_of_kproxy(tmp_path):
     async def test():
         place = tmp_path / "tables"
         async with kproxy("--detail", "topics", "--record", str(place), "--log-format", "json", workers=1) as here:
-            await here.said("groups and leaders are followed by process")
+            await here.logged("groups and leaders are followed by process")
             place.rename(tmp_path / "moved")
             place.touch()
             await rebalance([await here.connect() for _ in range(2)], "g", 1)
@@ -404,9 +404,9 @@ def test_errors_of_the_insight_process_are_log_lines_of_kproxy(tmp_path):
             await here.until(is_known)  # a process that still loads would be killed
             here.process.send_signal(signal.SIGTERM)
             await here.process.wait()
-            await here.said("rows of insight are lost")
-            said = [json.loads(line) for line in here.lines]
-        (lost,) = [line for line in said if "rows of insight are lost" in line["message"]]
+            await here.logged("rows of insight are lost")
+            logged = [json.loads(line) for line in here.lines]
+        (lost,) = [line for line in logged if "rows of insight are lost" in line["message"]]
         assert (lost["level"], lost["logger"]) == ("error", "kproxy.recorder")
 
     live(test(), PATIENCE_S)
@@ -420,7 +420,7 @@ def test_rows_that_the_insight_process_cannot_write_are_counted(monkeypatch, tmp
     async def test():
         place = tmp_path / "tables"
         async with kproxy("--detail", "topics", "--record", str(place), workers=1) as here:
-            await here.said("groups and leaders are followed by process")
+            await here.logged("groups and leaders are followed by process")
             place.rename(tmp_path / "moved")
             place.touch()
             await rebalance([await here.connect() for _ in range(2)], "g", 1)

@@ -19,7 +19,7 @@ COMMIT, JOIN = 8, 11
 WHOSE = Whose("default", "10.0.0.1", 3, 1, "live:default", None)
 
 
-def heard(key, version, asked, answer, number=1, at_ns=10**18, correlation_id=7):
+def kept_exchange(key, version, asked, answer, number=1, at_ns=10**18, correlation_id=7):
     frames = request(key, version, correlation_id, asked), response(key, version, correlation_id, answer)
     return KeptExchange(WHOSE, key, version, number, at_ns, at_ns + 1000, *frames)
 
@@ -35,20 +35,22 @@ def metadata(leader=1, isr=(1, 2), throttle=0, **more):
 @pytest.mark.parametrize("version", [9, 12])
 def test_a_repeated_metadata_response_is_not_decoded_again(version):
     known = KnownCluster("default")
-    assert known.learn(heard(METADATA, version, {}, metadata()))
+    assert known.learn(kept_exchange(METADATA, version, {}, metadata()))
     for number in range(5):
-        assert known.learn(heard(METADATA, version, {}, metadata(throttle=number), correlation_id=number)) == []
+        assert known.learn(kept_exchange(METADATA, version, {}, metadata(throttle=number), correlation_id=number)) == []
     assert known.repeats.count == 5
-    assert known.learn(heard(METADATA, version, {}, metadata(leader=2)))
-    assert known.learn(heard(METADATA, version, {}, metadata(leader=3, isr=(1,))))
+    assert known.learn(kept_exchange(METADATA, version, {}, metadata(leader=2)))
+    assert known.learn(kept_exchange(METADATA, version, {}, metadata(leader=3, isr=(1,))))
     assert (known.cells.changes["elected"], known.cells.shrunk) == (2, 1)
-    known.learn(heard(METADATA, version, {}, metadata(leader=2)))  # an older response is decoded again, without effect
+    known.learn(
+        kept_exchange(METADATA, version, {}, metadata(leader=2))
+    )  # an older response is decoded again, without effect
     assert known.repeats.count == 5
 
 
 def test_an_undecodable_exchange_is_counted_and_later_ones_are_decoded():
     known = KnownCluster("default")
-    good = heard(JOIN, 5, {"groupId": "g"}, {"errorCode": 25})
+    good = kept_exchange(JOIN, 5, {"groupId": "g"}, {"errorCode": 25})
     assert known.learn(good._replace(response=good.response[:-2])) == []
     assert known.cells.left_out["undecodable"] == 1
     assert known.learn(good) and known.cells.groups.cells["g"].failures["join"] == 1
@@ -57,7 +59,7 @@ def test_an_undecodable_exchange_is_counted_and_later_ones_are_decoded():
 def test_failed_commits_count_for_their_group():
     known = KnownCluster("default")
     failed = [{"name": "t", "partitions": [{"partitionIndex": 0, "errorCode": 22}]}]
-    known.learn(heard(COMMIT, 8, {"groupId": "g"}, {"topics": failed}))
+    known.learn(kept_exchange(COMMIT, 8, {"groupId": "g"}, {"topics": failed}))
     assert known.cells.groups.cells["g"].failures["commit"] == 1
     assert list(known.groups("", 10)) == []  # the committing client need not be a member
 
@@ -84,18 +86,20 @@ def generation(known, number, owners, at_ns):
         asked["protocols"] = [{"name": "range", "metadata": subscription("t")}]
         answer = {"generationId": number, "protocolName": "range", "leader": leader, "memberId": member}
         answer["members"] = members if member == leader else []
-        known.learn(heard(JOIN, 5, asked, answer, at_ns=at_ns + step))
+        known.learn(kept_exchange(JOIN, 5, asked, answer, at_ns=at_ns + step))
     given = [{"memberId": member, "assignment": assignment("t", *parts)} for member, parts in owners.items()]
     for step, member in enumerate(owners):
         asked = {"groupId": "g", "memberId": member, "generationId": number}
         asked["assignments"] = given if member == leader else []
-        known.learn(heard(14, 3, asked, {"assignment": assignment("t", *owners[member])}, at_ns=at_ns + 100 + step))
+        known.learn(
+            kept_exchange(14, 3, asked, {"assignment": assignment("t", *owners[member])}, at_ns=at_ns + 100 + step)
+        )
 
 
 def commit(known, member, partition, error):
     asked = {"groupId": "g", "memberId": member, "generationIdOrMemberEpoch": 1}
     topics = [{"name": "t", "partitions": [{"partitionIndex": partition, "errorCode": error}]}]
-    known.learn(heard(COMMIT, 8, asked, {"topics": topics}, at_ns=10**18 + 10**9))
+    known.learn(kept_exchange(COMMIT, 8, asked, {"topics": topics}, at_ns=10**18 + 10**9))
 
 
 def test_a_replaced_member_that_commits_partitions_of_another_member_counts_as_a_split_group():
@@ -117,7 +121,7 @@ def test_a_replaced_member_that_commits_partitions_of_another_member_counts_as_a
 def test_a_list_of_groups_begins_with_the_empty_group_id():
     known = KnownCluster("default")
     for group_id in ("b", "", "a"):
-        known.learn(heard(JOIN, 5, {"groupId": group_id}, {"errorCode": 24}))
+        known.learn(kept_exchange(JOIN, 5, {"groupId": group_id}, {"errorCode": 24}))
     assert [each["group"] for each in known.groups(None, 2)] == ["", "a"]
     assert [each["group"] for each in known.groups("", 2)] == ["a", "b"]
 
@@ -135,7 +139,7 @@ def test_the_number_of_remembered_owners_is_limited(monkeypatch):
 def test_a_group_downgraded_to_the_classic_protocol_is_shown_as_classic():
     known = KnownCluster("default")
     asked = {"groupId": "g", "memberId": "new", "memberEpoch": 0, "rebalanceTimeoutMs": 1000, "topicPartitions": []}
-    known.learn(heard(68, 1, asked, {"memberId": "new", "memberEpoch": 9, "heartbeatIntervalMs": 5}))
+    known.learn(kept_exchange(68, 1, asked, {"memberId": "new", "memberEpoch": 9, "heartbeatIntervalMs": 5}))
     assert known.cells.groups.cells["g"].generation == 9
     generation(known, 12, {"a": [0], "b": [1]}, 2 * 10**18)
     cells = known.cells.groups.cells["g"]

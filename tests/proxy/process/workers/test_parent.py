@@ -58,7 +58,7 @@ class Run:
         async for line in self.process.stderr:
             self.lines.append(line.decode())
 
-    async def said(self, text: str) -> str:
+    async def logged(self, text: str) -> str:
         while not (found := [line for line in self.lines if text in line]):
             assert self.process.returncode is None or not self._reading.done(), self.lines
             await asyncio.sleep(0.01)
@@ -140,7 +140,7 @@ async def kproxy(
     run = Run(process, port, broker)
     try:
         await broker.answer_kproxy()
-        await run.said("ready cluster=default")
+        await run.logged("ready cluster=default")
         yield run
     except BaseException:
         print("".join(run.lines))
@@ -200,7 +200,7 @@ def test_a_killed_worker_loses_only_its_own_connections_and_no_counts():
             assert total(before, "kproxy_open_connections") == 8
             victim = here.workers[0]
             os.kill(victim, signal.SIGKILL)
-            assert "was killed by SIGKILL" in await here.said(f"(pid {victim})")
+            assert "was killed by SIGKILL" in await here.logged(f"(pid {victim})")
             mine = {int(str(row["client"]).rpartition(":")[2]) for row in rows if row["worker"] == 1}
             for client, broker in pairs:
                 if client.sock.getsockname()[1] in mine:
@@ -275,7 +275,7 @@ def test_a_signal_to_all_processes_starts_one_drain():
                 await client.send(request(HEARTBEAT, 4, 1))
                 await broker.frame()
             os.killpg(here.process.pid, signal.SIGTERM)
-            await here.said("SIGTERM: draining")
+            await here.logged("SIGTERM: draining")
             await asyncio.sleep(0.2)
             for client, broker in pairs:
                 await broker.send(response(HEARTBEAT, 4, 1))
@@ -296,7 +296,7 @@ def test_a_second_signal_ends_the_drain_of_all_workers():
                 await client.send(request(HEARTBEAT, 4, 1))
                 await broker.frame()
             here.process.send_signal(signal.SIGTERM)
-            await here.said("SIGTERM: draining")
+            await here.logged("SIGTERM: draining")
             here.process.send_signal(signal.SIGTERM)
             assert await here.process.wait() == 0
             assert "2 closed before their requests were answered" in here.lines[-1]
@@ -329,11 +329,11 @@ def test_a_killed_template_is_replaced_and_workers_continue():
             pairs = [await here.connect() for _ in range(4)]
             first, orphans = here.template, here.workers
             os.kill(first, signal.SIGKILL)
-            await here.said("another one is started, workers go on")
+            await here.logged("another one is started, workers go on")
             for client, broker in pairs:
                 assert await alive(client, broker)
             os.kill(orphans[0], signal.SIGKILL)
-            await here.said(f"(pid {orphans[0]})")
+            await here.logged(f"(pid {orphans[0]})")
 
             async def has(count: int) -> bool:
                 return total(await here.scrape(), "kproxy_workers") == count
@@ -345,7 +345,7 @@ def test_a_killed_template_is_replaced_and_workers_continue():
             (fresh,) = here.workers
             for pid in (second, fresh):  # while there is no template that could fork it
                 os.kill(pid, signal.SIGKILL)
-            await here.said(f"(pid {fresh})")
+            await here.logged(f"(pid {fresh})")
             await here.until(lambda: has(2))
             for _ in range(4):
                 assert await alive(*await here.connect())
@@ -385,7 +385,7 @@ def test_kproxy_exits_with_a_message_if_no_descriptor_is_left_for_a_template():
             resource.prlimit(here.process.pid, resource.RLIMIT_NOFILE, (first_free, hard))
             os.kill(here.template, signal.SIGKILL)
             assert await here.process.wait() == 2
-            await here.said("no worker can be started any more")
+            await here.logged("no worker can be started any more")
             assert "Traceback" not in "".join(here.lines)
 
     live(test(), PATIENCE_S)
@@ -406,9 +406,9 @@ def test_a_worker_forked_during_the_drain_does_not_delay_the_exit(monkeypatch, t
             template = here.template
             os.kill(template, signal.SIGSTOP)  # it forks after the signal
             os.kill(idle, signal.SIGKILL)
-            await here.said("another one starts")
+            await here.logged("another one starts")
             here.process.send_signal(signal.SIGTERM)
-            await here.said("SIGTERM: draining")
+            await here.logged("SIGTERM: draining")
             await asyncio.sleep(0.2)
             os.kill(template, signal.SIGCONT)
             await asyncio.sleep(1)
@@ -450,7 +450,7 @@ def test_each_worker_takes_as_many_connections_as_its_descriptors_allow():
 
     async def test():
         async with kproxy(files=200) as run:
-            line = await run.said("at most")
+            line = await run.logged("at most")
             most = int(re.search(r"at most (\d+) connections", line)[1])
             assert most == 2 * 50
             pairs = [await run.connect() for _ in range(most)]
@@ -483,8 +483,8 @@ def test_a_hung_worker_is_killed_and_replaced(monkeypatch, tmp_path):
             await asyncio.sleep(4)
             os.kill(here.process.pid, signal.SIGCONT)
             os.kill(hung, signal.SIGSTOP)
-            await here.said(f"(pid {hung}) hangs: no answer for 3 s")
-            await here.said(f"(pid {hung}) was killed by SIGKILL")
+            await here.logged(f"(pid {hung}) hangs: no answer for 3 s")
+            await here.logged(f"(pid {hung}) was killed by SIGKILL")
 
             async def replaced() -> bool:
                 samples = await here.scrape()
@@ -683,7 +683,7 @@ def test_the_cause_of_a_failed_start_of_a_worker_is_one_line_without_a_traceback
         without = tmp_path / "without"  # a missing extra
         (without / "numpy").mkdir(parents=True)
         (without / "numpy/__init__.py").write_text("raise ModuleNotFoundError('no numpy', name='numpy')")
-        for dumps, first, said in (
+        for dumps, first, words in (
             (tmp_path / "file", tmp_path, "file cannot be used: it is a file, no folder"),
             (tmp_path / "dumps", without, "cannot start: flight: needs numpy"),
         ):
@@ -695,7 +695,7 @@ def test_the_cause_of_a_failed_start_of_a_worker_is_one_line_without_a_traceback
                 stderr=asyncio.subprocess.PIPE,
             )
             text = (await process.communicate())[1].decode()
-            assert process.returncode == 2 and "Traceback" not in text and said in text, text
+            assert process.returncode == 2 and "Traceback" not in text and words in text, text
         broker.close()
 
     live(test(), PATIENCE_S)
@@ -737,7 +737,7 @@ async def from_file(file: Path, port: int, broker: Broker) -> AsyncIterator[Run]
     run = Run(process, port, broker)
     try:
         await broker.answer_kproxy()
-        await run.said("ready cluster=default")
+        await run.logged("ready cluster=default")
         yield run
     except BaseException:
         print("".join(run.lines))
@@ -758,7 +758,7 @@ def test_a_reload_applies_new_settings_in_the_workers(tmp_path):
             before = [await here.connect() for _ in range(2)]
             written(tmp_path, port, broker, "max_request_bytes = 2000\n")
             here.process.send_signal(signal.SIGHUP)
-            await here.said("reload by SIGHUP: ")
+            await here.logged("reload by SIGHUP: ")
             for _ in range(2):  # one for each worker, which has the new settings by then
                 client, _ = await here.connect()
                 await client.send((3000).to_bytes(4, "big") + bytes(3000))
@@ -767,7 +767,7 @@ def test_a_reload_applies_new_settings_in_the_workers(tmp_path):
                 assert await alive(client, wire)
 
             os.kill(here.workers[0], signal.SIGKILL)  # its replacement starts with the current settings
-            await here.said("another one starts")
+            await here.logged("another one starts")
 
             async def replaced() -> bool:
                 return total(await here.scrape(), "kproxy_workers") == 2
@@ -788,7 +788,7 @@ def test_limits_start_from_zero_after_a_reload_and_no_connection_is_subtracted_t
             pairs = [await here.connect() for _ in range(5)]
             written(tmp_path, port, broker, limits % 3)
             here.process.send_signal(signal.SIGHUP)
-            await here.said("reload by SIGHUP: ")
+            await here.logged("reload by SIGHUP: ")
             for client, wire in pairs:
                 client.close()
                 wire.close()
@@ -838,7 +838,7 @@ def test_limits_by_address_of_proxy_headers_hold_across_all_workers(tmp_path):
             assert refused == 2
 
             os.kill(here.workers[0], signal.SIGKILL)  # its clients no longer count
-            await here.said("another one starts")
+            await here.logged("another one starts")
             lost = [not await alive(*pair) for pair in ours]
             ours += [await admitted("203.0.113.7") for _ in range(sum(lost))]
             await total_open(3 + await alive(*other))
@@ -954,11 +954,11 @@ def test_the_series_of_a_cluster_end_with_its_removal(tmp_path):
                 assert await alive(client, await other.accept())
             victim = here.workers[0]
             os.kill(victim, signal.SIGKILL)
-            await here.said(f"(pid {victim})")
+            await here.logged(f"(pid {victim})")
             assert await series()
             written(tmp_path, port, broker, 'name = "default"\n')
             here.process.send_signal(signal.SIGHUP)
-            await here.said("cluster two removed")
+            await here.logged("cluster two removed")
 
             async def ended() -> bool:
                 return not await series()
@@ -996,7 +996,7 @@ def test_counters_of_a_removed_cluster_do_not_fall_while_a_worker_drains_it(tmp_
             assert await kept_out() == 1
             write('name = "default"\n')
             here.process.send_signal(signal.SIGHUP)
-            await here.said(" kproxy.server cluster=two: 0 connections drained")
+            await here.logged(" kproxy.server cluster=two: 0 connections drained")
             assert await kept_out() == 1
             await wire.send(response(HEARTBEAT, 4, 7))
 
@@ -1031,7 +1031,7 @@ def test_every_worker_applies_the_policy_until_a_reload_removes_it(tmp_path):
             assert total(samples, "kproxy_policy_refusals_total", api="ListOffsets", reason="rule") == 6
             written(tmp_path, port, broker)
             here.process.send_signal(signal.SIGHUP)
-            await here.said("reload by SIGHUP")
+            await here.logged("reload by SIGHUP")
             for client, _ in pairs:
                 assert await is_closed(client)
             await broker.answer_kproxy()  # kproxy requests Metadata again
@@ -1055,9 +1055,9 @@ def test_a_worker_that_cannot_apply_new_settings_is_replaced(tmp_path):
             resource.prlimit(victim, resource.RLIMIT_NOFILE, (3, 3))
             written(tmp_path, port, broker, table)
             here.process.send_signal(signal.SIGHUP)
-            await here.said("the new settings do not work here")
-            await here.said(f"(pid {victim}) ended with status 1")
-            await here.said("another one starts")
+            await here.logged("the new settings do not work here")
+            await here.logged(f"(pid {victim}) ended with status 1")
+            await here.logged("another one starts")
 
     live(test(), PATIENCE_S)
 
@@ -1076,7 +1076,7 @@ def test_workers_without_descriptors_reject_clients_until_descriptors_are_free()
             for _ in limits:
                 turned_away = await Wire.dial(here.port)
                 assert await turned_away.rest() == b""
-            assert "ulimit -n" in await here.said("no file descriptor is left")
+            assert "ulimit -n" in await here.logged("no file descriptor is left")
             await asyncio.sleep(LATE_S)
             for worker, both in limits.items():
                 resource.prlimit(worker, resource.RLIMIT_NOFILE, both)
@@ -1110,7 +1110,7 @@ def test_the_succeeding_kproxy_takes_over_with_its_own_workers(tmp_path):
             assert await alive(client, wire)
             here.process.send_signal(signal.SIGUSR2)
             await broker.answer_kproxy()
-            line = await here.said("this kproxy follows process")
+            line = await here.logged("this kproxy follows process")
             assert line
             fresh, of_fresh = await here.connect()
             assert await alive(fresh, of_fresh)
@@ -1196,7 +1196,7 @@ def test_a_loop_through_another_proxy_is_found_by_any_worker():
             server = await asyncio.start_server(forward, *address)
             client = await Wire.dial(here.port)
             assert await is_closed(client)
-            found = await here.said("arrived at this kproxy's own port")
+            found = await here.logged("arrived at this kproxy's own port")
             assert "kproxy's own question" in found
 
             async def quiet() -> bool:
