@@ -261,7 +261,8 @@ class ClassicGroup(Group):
         instances = {each.instance_id for each in after.values()} - {None}
         for member_id in sorted(self._before.keys() - after.keys()):
             member = self._before[member_id]
-            if not member.is_gone and member.instance_id not in instances:  # else it left, or was replaced
+            # Else it left, or was replaced; a member whose requests are not captured may have left, too.
+            if member.was_seen and not member.is_gone and member.instance_id not in instances:
                 words = f"not in generation {forming.number}"
                 yield self._expiry(member, forming.joined_ns, forming.number, words)
 
@@ -540,7 +541,7 @@ class ClassicGroup(Group):
     # --- the end of a generation -------------------------------------------------------------------------------------
 
     def _close(self, forming: Forming) -> Iterator[GroupRow]:
-        before, after = self._before, self.members or forming.joined
+        before, after = self._before, self._left | self.members or forming.joined  # who left it was part of it
         complete = bool(forming.members and forming.synced_ns) and forming.synced >= self.members.keys()
         cause = self._cause(forming, before, after)
         if forming.members:
@@ -584,9 +585,16 @@ class ClassicGroup(Group):
             return min(causes, key=lambda each: each.at)
         at = forming.started_ns
         gone = sorted(before.keys() - after.keys()) if forming.members else []
+        new = sorted(after.keys() - before.keys()) if forming.members else []
         again = [each for each in after.values() if each.id in before and each.asked_ns]
         first = min(again, key=lambda each: each.asked_ns) if again else None
-        if gone and (first is None or first.id in forming.called):
+        is_called = first is None or first.id in forming.called
+        # Members inside TLS, or on another host, are known from the leader's list alone.
+        if new and before and is_called and not any(before[each].was_seen for each in gone):
+            return Cause(at, "member_joined", new[0], "a new member, by the leader's list")
+        if gone and is_called:
+            if not any(before[each].was_seen for each in gone):
+                return Cause(at, "unknown", gone[0], "gone; nothing that it sent was seen")
             if left := [each for each in gone if before[each].is_gone]:
                 return Cause(at, "member_left", left[0], "it said that it leaves")
             return Cause(at, "session_expired", gone[0], "gone without a word: the coordinator expired its session")

@@ -34,6 +34,11 @@ class Joined:
     is_gone: bool = False  # it left, or its expiry was reported
     words: str | None = None  # description of a Connect worker or Streams member, from its metadata
 
+    @property
+    def was_seen(self) -> bool:
+        """Whether it sent anything, rather than being named by others alone."""
+        return self.client_id is not None or self.asked_ns > 0 or self.heard_ns > 0
+
 
 @dataclass(slots=True)
 class Forming:

@@ -178,6 +178,30 @@ def test_a_leader_that_rejoins_by_itself_is_the_cause_and_a_later_expiry_is_not(
     assert (row.generation, row.members_after, (row.cause, row.cause_member)) == (2, 1, cause)
 
 
+def test_members_that_the_capture_lacks_join_and_go_without_expiring():
+    """u speaks inside TLS: the leader's lists alone name it. a leaves while u's SyncGroups are still awaited."""
+    group = ClassicGroup("default", "g")
+
+    def called(number, at):
+        return DecodedExchange(
+            12, 4, {"groupId": "g", "memberId": "a", "generationId": number}, {"errorCode": 27}, at, at
+        )
+
+    leaving = DecodedExchange(13, 1, {"groupId": "g", "memberId": "a"}, {"errorCode": 0}, 90, 91)
+    talk = [joined("a", 1, 10, "a"), synced("a", 1, 20), called(1, 30), joined("a", 2, 40, "au"), synced("a", 2, 50)]
+    talk += [called(2, 60), joined("a", 3, 70, "a"), synced("a", 3, 75), joined("a", 4, 80, "au"), leaving]
+    found = [row for each in talk for row in group.feed(each, {})]
+    found += group.finish()
+    causes = [(row.cause, row.cause_member, row.rejoined) for row in found if isinstance(row, Rebalance)]
+    assert causes == [
+        ("member_joined", "a", 0),
+        ("member_joined", "u", 1),
+        ("unknown", "u", 1),
+        ("leader_rejoined", "a", 1),  # as long as no heartbeat called it
+    ]
+    assert "expired" not in {row.event for row in found if isinstance(row, GroupEvent)}
+
+
 @pytest.mark.parametrize("number,state", [(2, "PreparingRebalance"), (1, "Stable")])
 def test_a_heartbeat_reveals_a_rebalance_before_any_join_is_answered(number, state):
     """A heartbeat of another generation is late: the group has rebalanced since."""

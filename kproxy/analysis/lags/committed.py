@@ -140,7 +140,7 @@ def places(columns: Sequence[str]) -> dict[str, str]:
 
 
 def since(step: str = "") -> dict[str, str]:
-    """Step `since`: the rows of `said_places` that nothing removed, after `turns` of `ends`.
+    """Step `since`: the rows of `told_places` of `unseen` that nothing removed, after `turns` of `ends`.
 
     step: of time: offsets removed in a later step are still there.
     """
@@ -160,7 +160,7 @@ def since(step: str = "") -> dict[str, str]:
             select *, max(case when is_removal then unix_micros(`time`) end) over place as removed_us,
                 max(case when is_removal and coalesce(api, '') <> 'OffsetFetch' then written_us end) over place
                     as deleted_us
-            from (select *{named} from said_places where of_group is not null) p
+            from (select *{named} from told_places where of_group is not null) p
             window place as (partition by {", ".join(PLACE)}{by_then})""",
         "since": f"""
             select s.* from stated s

@@ -9,6 +9,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.lags.committed import PLACE, places, since
 from kproxy.analysis.lags.ends import FAR, LOG, OF, TOLD_ENDS, lives, same, turns
 from kproxy.analysis.lags.followers import NO_LEADER, answered
+from kproxy.analysis.lags.unseen import unseen
 from kproxy.analysis.pieces import (
     EXCHANGE_NAMES,
     FETCHED,
@@ -39,6 +40,7 @@ _ABANDONED_US = 60_000_000  # longer than session.timeout.ms (45 s): a restart s
 # Reasons for an unknown lag, or for a committed offset that does not count: the column `unknown`.
 NO_END = "no answer showed the end of the log"
 NO_OUTCOME = "the end of a transaction that committed offsets was not seen: they do not count"
+NOT_CAPTURED = "a member whose requests the capture lacks took the partition over: its commits are not known"
 
 
 def group_lag(
@@ -60,10 +62,11 @@ def group_lag(
     by the highest end that any broker showed. Commits count for each partition that was accepted, those of a
     transaction when it is committed; offsets in a fetched `__consumer_offsets` count too. Deleted groups, offsets and
     topics have no row; for a topic that was created again only later commits count. `unknown` is the reason for a null
-    lag, or names commits that do not count. `uncommitted_partitions` is the number of known partitions of the topic in
-    which the group has committed nothing: `kafka-consumer-groups --describe` shows "-" as their lag, and `lag_records`
-    does not count them. Without --every, `fetched_partitions` of these have a Fetch of a client that commits for the
-    group, and `fetched_lag_records` is the sum of their lags by the offsets fetched last.
+    lag, or names commits that do not count: a partition that a member without requests in the tables took over has no
+    known offset, and is not in the steps of --every. `uncommitted_partitions` is the number of known partitions of the
+    topic in which the group has committed nothing: `kafka-consumer-groups --describe` shows "-" as their lag, and
+    `lag_records` does not count them. Without --every, `fetched_partitions` of these have a Fetch of a client that
+    commits for the group, and `fetched_lag_records` is the sum of their lags by the offsets fetched last.
 
     With --every, a step has the offsets committed by its end, against the end of the log known by then, for all
     partitions of the group. Only steps in which the group committed, or in which a response showed the end of one of
@@ -121,6 +124,7 @@ def _asked(frames: Sequence[Frame], columns: Sequence[str], steps: dict[str, str
         **answered(),
         leaders_answers=f"select {OF}, us, timestamp_micros(us) as `time` from answered where {_BY_LEADER}",
         **places(columns),
+        **unseen(),
         **_PARTITION_COUNTS,
         **steps,
     )
@@ -174,7 +178,8 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
     return {
         **since(step),
         "committed": f"""
-            select step, {_COMMITTED} from since where {where or "true"} group by step, {", ".join(PLACE)}""",
+            select step, {_COMMITTED} from since where not is_hidden and {where or "true"}
+            group by step, {", ".join(PLACE)}""",
         **lives(),
         **_carried(step),
         "begun": f"select timestamp_micros(from_us) as `time`, life, {OF} from lives",
@@ -282,7 +287,7 @@ def _at_the_end(where: str | None, *, is_while_active: bool = False, is_summed: 
     first_known = f"case {' '.join(f'when lag_{n} is not null then {n}' for n in _MOMENTS)} end"
     lag_at = " ".join(f"when {n} then a.lag_{n}" for n in _MOMENTS)
     own = ["cluster", "group_id", "topic", "`partition`", "committed_offset", "commits", "first_commit", "last_commit"]
-    own += ["is_open", "client", "host", "first_us", "until_us", "span_us", "silent_us", "left_us"]
+    own += ["is_open", "is_hidden", "client", "host", "first_us", "until_us", "span_us", "silent_us", "left_us"]
     own += [f"held_{n}" for n in _MOMENTS]
     middle, last = _MOMENTS[len(_MOMENTS) // 2 - 1], _MOMENTS[-1]
     further = ""
@@ -342,7 +347,7 @@ def _at_the_end(where: str | None, *, is_while_active: bool = False, is_summed: 
             group by {", ".join(f"c.{each}" for each in own)}""",
         "followed": f"""
             select *, {_lag_of("end_offset", "committed_offset")} as lag_records,
-                {_lag_of("least_end", "committed_offset")} as least_lag_records, {_UNKNOWN} as `unknown`{lags}
+                {_lag_of("least_end", "committed_offset")} as least_lag_records, {_UNKNOWN_AT_END} as `unknown`{lags}
             from lags where committed_offset is not null or is_open""",
         "trended": f"""
             select *, {first_known} as known_at, coalesce({of_moments}) as own_first_records,
@@ -466,7 +471,7 @@ def _moment(eighth: str) -> str:
 def _committed_places(where: str | None, has_steps: bool) -> str:
     """Rows of committed offsets, by step of time if there are steps: all of them, without the condition."""
     if where is None:
-        return "(select * from committed where committed_offset is not null) p"
+        return "(select * from committed where committed_offset is not null or is_hidden) p"
     columns = "cluster, of_group as group_id, of_topic as topic, `partition`"
     return f"(select {columns}{', step' if has_steps else ''} from since where not is_pending) p"
 
@@ -474,7 +479,7 @@ def _committed_places(where: str | None, has_steps: bool) -> str:
 def _committed_by(moment: str = "true") -> str:
     """The offset that was committed last, or until a moment."""
     at = "named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`, 's', source)"
-    return f"max_by(`offset`, case when {moment} and not is_pending then {at} end)"
+    return f"max_by(`offset`, case when {moment} and not is_pending and not is_hidden then {at} end)"
 
 
 _OWNER = "cluster, group_id, topic"
@@ -492,12 +497,14 @@ _COMMITTED = f"""cluster, of_group as group_id, of_topic as topic, `partition`,
                 min(case when {_IS_COMMIT} then `time` end) as first_commit,
                 max(case when {_IS_COMMIT} then `time` end) as last_commit,
                 coalesce(max(case when is_pending then `time` end)
-                    >= max(case when not is_pending then `time` end), max(is_pending)) as is_open"""
+                    >= max(case when not is_pending then `time` end), max(is_pending)) or max(is_hidden) as is_open,
+                max(is_hidden) as is_hidden"""
 
 
 _UNKNOWN = f"""case when committed_offset is not null and least_end is null then '{NO_END}'
                 when committed_offset is not null and end_offset is null then '{NO_LEADER}'
                 when is_open then '{NO_OUTCOME}' end"""
+_UNKNOWN_AT_END = f"case when is_hidden then '{NOT_CAPTURED}' else {_UNKNOWN} end"
 
 
 def _lag_of(end: str, offset: str) -> str:
