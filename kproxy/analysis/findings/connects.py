@@ -96,17 +96,24 @@ class FailedHandshakes(NamedTuple):
 
 
 def failed_handshakes(tables: Tables, limits: Limits) -> Frame:
-    """Rows of FailedHandshakes, those with the most first."""
+    """Rows of FailedHandshakes, those with the most first.
+
+    A client that closes its connection before it gave up waiting needs it no longer: no handshake failed.
+    """
+    is_dropped = f"""tls_failure = 'unanswered' and closed_by = 'client'
+        and end_ns - start_ns < {limits.gave_up_s * 1e9:.0f}"""
     return ask(
         {name: tables[name] for name in ("connections", "exchanges")},
         known=KNOWN_BROKERS,
         connected=keyed("connections"),
+        tried=f"""
+            select *, case when coalesce({is_dropped}, false) then null else tls_failure end as failure
+            from connected where {CONNECTED} and {SPOKE}""",
         counted=f"""
-            select cluster, client_address as host, {GROUPS["broker"]} as broker, tls_failure,
-                max(known_id) as known_id, count(tls_failure) as failures, count(*) as handshakes,
+            select cluster, client_address as host, {GROUPS["broker"]} as broker, failure as tls_failure,
+                max(known_id) as known_id, count(failure) as failures, count(*) as handshakes,
                 min(unix_micros(`time`)) as begin_us, max(unix_micros(`time`)) as end_us
-            from connected where {CONNECTED} and {SPOKE}
-            group by cluster, client_address, {GROUPS["broker"]}, tls_failure""",
+            from tried group by cluster, client_address, {GROUPS["broker"]}, failure""",
         # Among equally frequent reasons, the last by name.
         answer=f"""
             select cluster, host, broker, max(known_id) as broker_id, sum(failures) as failed, sum(handshakes) as asked,

@@ -46,6 +46,10 @@ REFUSED = {
         *("CORRUPT_MESSAGE", "INVALID_RECORD", "INVALID_TIMESTAMP", "UNSUPPORTED_FOR_MESSAGE_FORMAT"),
         *("UNSUPPORTED_COMPRESSION_TYPE", "INVALID_REQUIRED_ACKS", "POLICY_VIOLATION", "INVALID_CONFIG"),
     ),
+    "refused_members": (
+        *("INCONSISTENT_GROUP_PROTOCOL", "INVALID_SESSION_TIMEOUT", "INVALID_GROUP_ID", "GROUP_MAX_SIZE_REACHED"),
+        *("UNSUPPORTED_ASSIGNOR", "UNRELEASED_INSTANCE_ID"),
+    ),
     "login_failed": ("SASL_AUTHENTICATION_FAILED", "ILLEGAL_SASL_STATE", "UNSUPPORTED_SASL_MECHANISM"),
 }
 KIND_OF = {error: kind for kind, errors in REFUSED.items() for error in errors}
@@ -62,7 +66,7 @@ _OWN_EPOCH = (
 )
 # A transactional producer that is fenced once has to stop.
 _IN_TRANSACTIONS = ("AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
-_IN_GROUPS = ("fenced",)  # kinds whose errors may name a group instead of a topic
+_IN_GROUPS = ("fenced", "refused_members")  # kinds whose errors may name a group instead of a topic
 
 # APIs whose answers wait until other brokers have a record, or the coordinator's log.
 REPLICATED = (

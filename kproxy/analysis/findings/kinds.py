@@ -210,7 +210,7 @@ KINDS = {
             "(ssl.enabled.protocols). Answered in clear, or unanswered: most often the port has no TLS. TLS expected: "
             "the client's security.protocol is without SSL, the listener's has it.",
             ("security.protocol", "ssl.truststore.location", "ssl.keystore.location", "ssl.enabled.protocols"),
-            ("tls_failed_min", "unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
+            ("tls_failed_min", "gave_up_s", "unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
             "the alert that ends the handshake, readable up to TLS 1.2 and for most servers in 1.3; live: kproxy's "
             "own handshakes with clients and brokers",
             "connections",
@@ -472,6 +472,24 @@ KINDS = {
             ("cleanup.policy", "message.timestamp.type"),
             ("refused_min",),
             "errors of partitions and requests in answers",
+            "errors",
+            True,
+        ),
+        Kind(
+            "refused_members",
+            "Members that their group refuses",
+            "{failed} of {asked} {api} {asked:request|requests} {failed:was|were} refused: {errors}",
+            "The client is no member and reads nothing; it asks again and again, or gives up. Its partitions stay with "
+            "the members that are there.",
+            "INCONSISTENT_GROUP_PROTOCOL: give all members an assignor in common (partition.assignment.strategy; to "
+            "change it, add the new one everywhere before you remove the old one) and one group.protocol; "
+            "INVALID_SESSION_TIMEOUT: set session.timeout.ms within the broker's group.min.session.timeout.ms and "
+            "group.max.session.timeout.ms; "
+            "GROUP_MAX_SIZE_REACHED: the broker's group.max.size; UNRELEASED_INSTANCE_ID: another process has the same "
+            "group.instance.id.",
+            ("partition.assignment.strategy", "group.protocol", "session.timeout.ms", "group.instance.id"),
+            ("refused_min",),
+            "errors of joins in answers",
             "errors",
             True,
         ),

@@ -20,6 +20,7 @@ KEYS = {
     "Produce": 0,
     "Fetch": 1,
     "OffsetCommit": 8,
+    "JoinGroup": 11,
     "Heartbeat": 12,
     "LeaveGroup": 13,
     "SyncGroup": 14,
@@ -284,6 +285,9 @@ def refusals(made: Made) -> None:
             key = made.exchange(client, "Produce", 100 + number, acks=-1, errors=int(number < count))
             if number < count:
                 made.partition(key, "response", "of-" + client, error_code=1, error=error)
+    for number in range(8):  # its assignor is none of the others'
+        refused = {"errors": 1, "error_code": 23, "error": "INCONSISTENT_GROUP_PROTOCOL"}
+        made.exchange("robin", "JoinGroup", 100 + number, group_id="of-ranges", **refused)
 
 
 def recut(made: Made) -> None:
@@ -482,6 +486,7 @@ PROVOKED = {
     ("refused_too_large", "client huge, Produce, topic of-huge"),
     ("not_enough_replicas", "client lonely, Produce, topic of-lonely"),
     ("refused_records", "client broken, Produce, topic of-broken"),
+    ("refused_members", "client robin, JoinGroup, group of-ranges"),
     ("timed_out", "client late, Produce, topic of-late"),
     ("no_leader", "client stray, Produce, topic of-stray"),
     ("unanswered", "client cutter, broker 1 (10.0.1.1:9092)"),

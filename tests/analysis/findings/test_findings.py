@@ -206,6 +206,16 @@ def test_of_two_equally_frequent_tls_failures_always_the_same_is_named(tmp_path)
     assert dict(one.evidence) == {"failed": 5, "asked": 5, "reason": "unknown_ca by client", "reasons": 3}
 
 
+def test_a_handshake_failed_only_if_its_client_waited_for_the_answer(tmp_path):
+    table = made.Made()
+    unanswered = {"tls": "tls", "tls_failure": "unanswered", "requests": 0}
+    for number, (life_s, closed_by) in enumerate([(0.4, "client"), (0.4, "broker"), (5.0, "client"), (0.4, None)]):
+        made._connection(table, number, "10.9.0.12", number, life_s, **unanswered, closed_by=closed_by)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (one,) = findings(tables, kinds=["tls_failed"])
+    assert dict(one.evidence) == {"failed": 3, "asked": 4, "reason": "unanswered", "reasons": 1}
+
+
 def test_failed_connects_are_counted_by_kind_of_failure(tmp_path):
     table = made.Made()
     how = ["refused", *["closed_at_once"] * 2, "port_unreachable", "prohibited", "prohibited", "unanswered"]
