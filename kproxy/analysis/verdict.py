@@ -103,6 +103,8 @@ class Figures:
     behind_fetched_records: int | None  # their lag by these fetches
     retried: int = 0  # of `refused`: requests that clients send again by themselves, as when leaders move
     lost: int = 0  # requests whose answer the capture lacks: nobody knows whether these failed
+    connections: int = 0  # with requests, or encrypted
+    encrypted: int = 0  # of these: with TLS and without keys, so that nothing is known of their requests
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding], lags: Fram
     (requests, answered, left_out, lost, p99_ns), *_ = rows(_counted(tables))
     ((unanswered,),) = rows(ask(_only(tables, "exchanges", "connections"), **missed_answers(), answer=_MISSED))
     ((refused, retried, with_errors),) = rows(_refused(tables))
+    ((connections, encrypted),) = rows(ask(_only(tables, "connections"), answer=_ENCRYPTED))
     behind = next(rows(_behind(lags_of(tables) if lags is None else lags)), (None, None, 0, 0, None))
     longest_ns, where = max(_standstills(findings), default=(None, None), key=lambda each: each[0] or 0)
     records, group, uncommitted, fetched, fetched_records = behind
@@ -190,10 +193,16 @@ def verdict(tables: Mapping[str, Frame], findings: Sequence[Finding], lags: Fram
         fetched_records,
         retried,
         lost,
+        connections,
+        encrypted,
     )
     return Verdict(figures, findings)
 
 
+_ENCRYPTED = """
+    select count_if(requests > 0 or tls = 'tls') as connections,
+        count_if(tls = 'tls' and coalesce(requests, 0) = 0 and tls_failure is null) as encrypted
+    from connections"""
 _MISSED = "select count(*) as unanswered from missed"
 
 

@@ -60,8 +60,9 @@ _DOUBLED = {
 def sentence(verdict: Verdict) -> str:
     """Return the sentence of a verdict: the most severe causes first."""
     figures = verdict.figures
+    unread = _unread(figures) if figures.encrypted else ""
     if not figures.requests:
-        return "No requests."
+        return f"No readable requests. {unread}" if unread else "No requests."
     chosen = verdict.gravest()
     shown = chosen[:CAUSES_SAID]
     before = [None, *(one.cluster for one in shown)]  # a cluster is named once
@@ -77,17 +78,24 @@ def sentence(verdict: Verdict) -> str:
         clauses += _larger_loss(shown, chosen[CAUSES_SAID:])
     text = "; ".join(clauses)
     blind = f" {_lost(figures)}: whether these failed is not known." if verdict.is_blind else ""
-    return f"{text[0].upper()}{text[1:]}.{blind}{_rigid(verdict)}"
+    return " ".join(filter(None, (f"{text[0].upper()}{text[1:]}.{blind}{_rigid(verdict)}", unread)))
 
 
 def _lost(of: Figures) -> str:
     return f"The capture lacks the answers of {of.lost:,} of {of.requests:,} requests"
 
 
+def _unread(of: Figures) -> str:
+    """Return the sentence about connections that nobody can read."""
+    are, them = ("is", "it") if of.encrypted == 1 else ("are", "them")
+    share = f"{of.encrypted:,} of {_count(of.connections, 'connection')} {are}"
+    return f"{share} encrypted with TLS: what happened in {them} is not known."
+
+
 def _without_cause(of: Figures, failed: int) -> str:
     """Return the number of requests that failed, where no finding says why."""
     if not failed:
-        return "Nothing failed"
+        return "No readable request failed" if of.encrypted else "Nothing failed"
     text = f"{failed:,} of {of.requests:,} requests failed"
     if not of.retried:
         return text

@@ -510,3 +510,24 @@ def test_a_comparison_begins_with_the_api_that_fails_more_often(tmp_path):
     worse, slower = answer
     shares = [worse[name] for name in ("error_share", "b_error_share", "unanswered_share", "b_unanswered_share")]
     assert shares == [0, 10 / 61, 0, 10 / 61] and slower["p99_change"] == 25
+
+
+def test_a_verdict_says_how_much_is_encrypted(tmp_path):
+    """Two connections with TLS, one of which failed in its handshake, beside two that are read."""
+    table = made.Made()
+    for number in range(100):
+        table.exchange("writer", "Produce", number / 10, acks=-1)
+    for number, tls, requests, failure in (
+        (0, "plain", 100, None),
+        (1, "tls", 0, None),
+        (2, "tls", 0, "unknown_ca by client"),
+        (3, "tls_decrypted", 5, None),
+    ):
+        row = {"connection": number, "tls": tls, "requests": requests, "tls_failure": failure}
+        table.add("connections", 0, **row, start_ns=made.START_NS, close="open")
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        answer = verdict(tables, [])
+    assert sentence(answer) == (
+        "No readable request failed; nothing stands out. 1 of 4 connections is encrypted with TLS: what happened in "
+        "it is not known."
+    )
