@@ -44,6 +44,9 @@ const RACK_ID: usize = 4;
 
 pub const NULL: i64 = i64::MIN; // no number; -1 is one
 const MOST_TEXT: usize = 0x7fff; // as MAX_TEXT of kproxy/wire/bodies/plans.py
+/// The most topic-partitions of a body, and the most batches: the session, which bounds those of all pending requests, reads
+/// larger ones.
+const MOST_ROWS: usize = 4096;
 const BATCH_HEADER: usize = 61; // of magic 2
 const BATCH_START: usize = 12; // base offset and length, which the length does not count
 const CONTROL: u16 = 0x20;
@@ -139,13 +142,15 @@ struct Reader<'a, 'b> {
     found: Found,
     bodies: &'b mut Bodies,
     body: i64,
+    rows_left: usize,
+    batches_left: usize,
     topic: Option<i64>, // the place of the topic in `found`, if it was looked for
 }
 
 /// Reads a body behind its correlation id; None: it does not fit, and the rows must be truncated.
 pub fn read(program: &[u32], rope: Rope<'_>, bodies: &mut Bodies, body: i64) -> Option<Found> {
     let found = Found { numbers: BLANK, texts: Default::default() };
-    let mut reader = Reader { rope, found, bodies, body, topic: None };
+    let mut reader = Reader { rope, found, bodies, body, rows_left: MOST_ROWS, batches_left: MOST_ROWS, topic: None };
     reader.run(program)?;
     Some(reader.found)
 }
@@ -286,6 +291,7 @@ impl Reader<'_, '_> {
 
     /// A topic-partition: what is read in it is forgotten behind it.
     fn row(&mut self, body: &[u32]) -> Option<()> {
+        self.rows_left = self.rows_left.checked_sub(1)?;
         let before = self.found.numbers;
         let texts = (self.found.texts[GROUP_ID].clone(), self.found.texts[METADATA].clone());
         self.run(body)?;
@@ -325,6 +331,7 @@ impl Reader<'_, '_> {
         while left > 0 {
             let mut header = [0; BATCH_HEADER];
             left.checked_sub(BATCH_HEADER)?;
+            self.batches_left = self.batches_left.checked_sub(1)?;
             self.rope.fill(&mut header)?;
             let i32_at = |at: usize| i32::from_be_bytes(header[at..at + 4].try_into().unwrap());
             let i64_at = |at: usize| i64::from_be_bytes(header[at..at + 8].try_into().unwrap());

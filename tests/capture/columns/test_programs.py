@@ -111,6 +111,17 @@ def test_batches_belong_to_their_own_body(batches: tuple[int, ...]) -> None:
     assert compare(layout, frames, bodies.BATCHES, random.Random(1), 0.0) == (len(frames), len(frames))
 
 
+@pytest.mark.parametrize(("partitions", "batches", "is_read"), ((4096, 1, True), (4097, 0, False), (1, 4097, False)))
+def test_large_bodies_are_left_to_the_session(partitions: int, batches: int, is_read: bool) -> None:
+    """The session bounds the topic-partitions and batches of all pending requests."""
+    layout = next(each for each in TELLING if (each.api_key, each.version, each.side) == (0, 9, "request"))
+    batch = write_batch([Record(0, 1_700_000_000_000, None, b"v")])
+    found = [{"index": index, "records": batch * batches} for index in range(partitions)]
+    frame = layout.encode({"topicData": [{"name": "t", "partitionData": found}]})
+    rows = partitions if is_read else 0
+    assert compare(layout, [frame], bodies.BATCHES, random.Random(1), 0.0) == (int(is_read), rows)
+
+
 NAMES = ("orders", "payments", "a", "Grüße", "x" * 200, "")
 
 
