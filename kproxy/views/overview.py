@@ -8,7 +8,7 @@ from typing import Any, TextIO
 import click
 
 from kproxy.analysis.verdict import Verdict
-from kproxy.views import answers, units, verdict
+from kproxy.views import answers, summary, units, verdict
 from kproxy.views.terminal import printable
 
 _HEADINGS = {
@@ -50,13 +50,14 @@ def show(
     """
     rows = {name: some for name, (some, _) in found.items()}
     findings = conclusion.findings[:most_findings]
+    lost = summary.lacking({row["kind"]: row["count"] or 0 for row in rows["quality"]})
     apis, events = [row["api"] for row in rows["apis"]], verdict.timeline(conclusion)
     if shown == "json":
         limited_rows = {name: rows[name][:most] for name, (_, most) in found.items()}
         lists: dict[str, Any] = {"timeline": [{"time": at, "event": event} for at, event in events]}
         lists["more_events"] = verdict.more_events(conclusion)
         lists |= {"not_found": conclusion.not_found(apis)} if is_checked else {}
-        first = {"verdict": verdict.as_dict(conclusion) | lists}
+        first = {"verdict": verdict.as_dict(conclusion) | lists | {"incomplete": lost}}
         rest = {"findings": [one.as_dict() for one in findings], "next": list(commands)}
         print(json.dumps({**first, **limited_rows, **rest}), file=file)
         return
@@ -73,6 +74,9 @@ def show(
         click.echo("", file=file)
         for line in answers.wrapped(_span(span), file):
             click.echo(line, file=file)
+        if lost:
+            for line in answers.wrapped(f"The capture is incomplete: {', '.join(lost)}.", file):
+                click.echo(line, file=file)
     if findings:
         head = f"{click.style('What stands out', bold=True)} ({verdict.counted(conclusion, len(findings))})"
         click.echo(f"\n{head}", file=file)
