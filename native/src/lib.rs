@@ -16,8 +16,12 @@ mod turn;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
+/// Grows with each change that kproxy must know (`INTERFACE` of kproxy/core.py).
+const INTERFACE: u32 = 1;
+
 #[pymodule]
 fn kproxy_core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("INTERFACE", INTERFACE)?;
     module.add_class::<capture::Reader>()?;
     module.add_class::<tally::Lane>()?;
     module.add_class::<tally::Program>()?;

@@ -3,9 +3,7 @@
 import asyncio
 import gc
 import random
-import re
 import struct
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +15,6 @@ from uuid import UUID
 import pytest
 
 from kproxy import core
-from kproxy.errors import ConfigError
 from kproxy.protocol.apis import FETCH, FIND_COORDINATOR, HEARTBEAT, LIST_OFFSETS, METADATA, OFFSET_COMMIT, PRODUCE
 from kproxy.protocol.records import Record, write_batch
 from kproxy.proxy.config.lag import Lag
@@ -799,14 +796,3 @@ def test_records_are_counted_after_a_reload_to_detail_topics(monkeypatch: pytest
                 wire.close()
 
     live(test())
-
-
-@pytest.mark.parametrize(
-    ("choice", "message"),
-    [("rust", "it is 'rust', and can be auto, native or python"), ("native", "pip install ./native")],
-)
-def test_an_unavailable_core_is_reported(choice: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(core.CHOICE, choice)
-    monkeypatch.setitem(sys.modules, "kproxy_core", None)
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        core.native()
