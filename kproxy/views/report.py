@@ -25,6 +25,7 @@ from kproxy.views import answers, drawing, findings, plots, report_page, summary
 LONGEST = 90  # characters of a name or a text in a list
 LONGEST_TEXT = 600
 COMMAND = 1200
+POINTS = 60  # rows of a plot that are shown as a table
 
 # The parts of an exchange's time, with their colours.
 _PARTS = {
@@ -407,11 +408,22 @@ def _drawn(
     how: list[Any] = [figures.every] if timed and every else []
     if timed:
         how.append((figures.first_us, figures.last_us))
-    chart = plot(figures[name] if rows is None else rows, *how)
+    shown = figures[name] if rows is None else rows
+    chart = plot(shown, *how)
     return (
         f'<figure data-figure="{name}"><figcaption><b>{escape(title)}</b></figcaption>{drawing.svg(chart, title)}'
-        f"{_again(report, name)}</figure>"
+        f"{_as_table(shown)}{_again(report, name)}</figure>"
     )
+
+
+def _as_table(plotted: Any) -> str:
+    """Return the rows of a plot, the first POINTS of them, folded."""
+    rows = plotted if isinstance(plotted, list) else plotted.to_pylist()
+    if not rows:
+        return ""
+    left = f'<p class="note">and {len(rows) - POINTS:,} more rows</p>' if len(rows) > POINTS else ""
+    table = _table(rows[:POINTS], list(rows[0]))
+    return f"<details><summary>Show as table</summary>{table}{left}</details>"
 
 
 def _grid(drawn: Sequence[str]) -> str:

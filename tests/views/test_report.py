@@ -242,6 +242,19 @@ def test_marks_are_those_of_the_figures(made):
     assert bars == len(figures["throttle_over_time"]["rows"]) > 0
 
 
+def test_each_plot_can_be_shown_as_a_table(made):
+    """The table has the plot's first rows."""
+    _, page = made
+    text, figures = page.read_text(), data_of(page)
+    plots = dict(re.findall(r'<figure data-figure="(\w+)"><figcaption>(.*?)</figure>', text))
+    assert len(plots) > 8
+    for name, plot in plots.items():
+        _, _, rest = plot.partition("<summary>Show as table</summary>")
+        lines = rest.partition("</details>")[0].count("<tr>") - 1
+        most = min(len(figures[name]["rows"]), view.POINTS)
+        assert 0 < lines <= most and (lines == most or name.endswith(("over_time", "at_once", "waiting")))  # one API's
+
+
 def test_slow_exchanges_are_explained_with_the_command_that_shows_them(made):
     _, page = made
     text = page.read_text()
