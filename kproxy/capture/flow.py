@@ -351,7 +351,7 @@ class Handlers:
     """Callbacks of the owner of flows: for flows of Kafka or TLS, flows of ZooKeeper, and failed connects."""
 
     decided: Callable[[Flow], Listener]  # the protocol of a flow is clear; returns the listener of its events
-    many: Callable[[Sequence[Flow], Bulk], None] | None  # exchanges read by column; None: all come as events
+    many: Callable[[Sequence[Flow], Bulk], None] | None  # exchanges read by the core; None: all come as events
     ended: Callable[[Flow], None]
     zookeeper: Callable[[ConnectionInfo], ZooKeeperListener] | None = None  # None: nobody listens
     unconnected: Callable[[Flow], None] | None = None  # a connect failed: all that there is of a flow

@@ -484,7 +484,7 @@ def _end(key: int, partition: Partition, asked: Any) -> int:
 
 
 def _ends(bulk: Bulk) -> np.ndarray | int:
-    """Return log ends of many responses, as a column; none of them is a ListOffsets (`lockstep.reader`)."""
+    """Return log ends of many responses, as a column; none of them is a ListOffsets (`capture/columns/programs.py`)."""
     key, asked, got = bulk.plan.api_key, bulk.request_body, bulk.response_body
     if asked is None or got is None:
         return NONE

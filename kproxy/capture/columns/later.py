@@ -1,9 +1,9 @@
-"""Deliveries of the connections in a window, read at its end: by column, for all connections at once.
+"""Deliveries of the connections in a window, read at its end: by the compiled core, for all connections at once.
 
 Duty: TCP is put in order packet by packet where necessary, but most deliveries are successive bytes of the window.
 `Later` wraps the receiver of a Kafka connection and notes them, with the holes, ends, and bytes from elsewhere between
-them. When the window is over, `Deferred.play` reads the bytes between two of these by column, for all connections
-together, and passes the rest to the receivers, in order of arrival. So disorder of TCP does not stop columns, and a
+them. When the window is over, `Deferred.play` lets the core read the bytes between two of these, for all connections
+together, and passes the rest to the receivers, in order of arrival. So disorder of TCP does not stop the core, and a
 hole affects only the exchanges around it. Without a window in hand everything passes at once.
 
 Memory: for a window, a tuple for each segment processed alone, some numbers for each other one. Refuses to know TCP,
@@ -153,7 +153,7 @@ class Deferred:
         return start if 0 <= start <= self._size - len(view) else -1
 
     def play(self, whole: memoryview) -> Iterator[tuple[list[Flow], Bulk]]:
-        """The window is over: yields exchanges read by column, with their connections by number.
+        """The window is over: yields exchanges that the core has read, with their connections by number.
 
         All others reach the receivers, before and after each yield.
         """
