@@ -16,6 +16,7 @@ import pytest
 
 from kproxy.capture.columns import mapped, pairs
 from kproxy.capture.packets import SYN
+from kproxy.core import native
 from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import FAILED, NONE, REQUEST_NOT_SEEN
 from tests import captures
@@ -161,6 +162,6 @@ def test_damaged_captures_raise_nothing_and_invent_nothing(tmp_path, part, monke
         at_once += seen.at_once
         grown.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
     assert exchanges > 100 * RUNS // PARTS
-    assert at_once > exchanges / 10
+    assert at_once > exchanges / 10 or native() is None
     assert torn_apart < exchanges / 10_000
     assert grown[-1] - grown[len(grown) // 4] < 32 * 1024  # KiB, of files of up to 280
