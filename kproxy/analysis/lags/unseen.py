@@ -13,50 +13,49 @@ _LONG_US = 5_000_000  # auto.commit.interval.ms: sooner its successor has nothin
 
 
 def unseen() -> dict[str, str]:
-    """Step `hidden`: the keys (PLACE) of offsets that members without requests in the tables may have replaced."""
-    keys = ", ".join(f"p.{each}" for each in PLACE)
-    same_place = " and ".join(f"{{0}}.{each} is not distinct from {{1}}.{each}" for each in PLACE)
-    latest = "named_struct('g', coalesce(m.generation, -1), 'a', m.is_given, 't', m.us)"
+    """Step `told_places`: `said_places` with `is_hidden`, whether members without requests may have replaced an offset.
+
+    `said_places` is read once, since Spark computes a step for each reference to it.
+    """
     same_group = "{0}.cluster is not distinct from {1}.cluster and {0}.of_group = {1}.of_group"
+    latest = "named_struct('g', generation, 'a', is_given, 't', us)"
     is_commit = f"({COMMITS} and direction = 'request' or direction = 'log')"
     return {
-        "held_places": f"""
-            select {", ".join(PLACE)}, max(unix_micros(`time`)) as told_us,
-                max(case when {is_commit} then unix_micros(`time`) end) as committed_us
-            from said_places where of_group is not null and of_topic is not null group by {", ".join(PLACE)}""",
         "moves": """
-            select cluster, group_id as of_group, member_id, generation, time_ns / 1e3 as us,
-                case when event = 'assigned' then 1 else 0 end as is_given, concat(', ', reason, ',') as listed,
-                reason like '% more' as is_cut
+            select cluster, group_id as of_group, member_id, coalesce(generation, -1) as generation,
+                time_ns / 1e3 as us, case when event = 'assigned' then 1 else 0 end as is_given,
+                reason like '% more' as is_cut, explode(split(reason, ', ')) as place
             from group_events where event in ('assigned', 'revoked') and reason is not null""",
         "owned": f"""
-            select {keys}, max(p.told_us) as told_us, max_by(m.is_given, {latest}) as is_given,
-                max_by(m.member_id, {latest}) as member_id, max_by(m.us, {latest}) as us,
-                max_by(m.is_cut, {latest}) as is_cut
-            from held_places p join moves m on {same_group.format("p", "m")}
-                and instr(m.listed, concat(', ', p.of_topic, '-', cast(p.`partition` as string), ',')) > 0
-            where p.committed_us is not null
-            group by {keys}""",
-        "taken": "select * from owned where is_given = 0 and us > told_us",
-        "taken_in": """
-            select cluster, of_group, min(us) as us, max(case when is_cut then us end) as cut_us from taken
-            group by cluster, of_group""",
+            select cluster, of_group, place, max_by(is_given, {latest}) as is_given,
+                max_by(member_id, {latest}) as owner_id, max_by(us, {latest}) as moved_us,
+                max_by(is_cut, {latest}) as is_cut
+            from moves group by cluster, of_group, place""",
         "last_told": "select cluster, max(unix_micros(`time`)) as end_us from partitions group by cluster",
         "departures": f"""
             select g.cluster, g.group_id as of_group, g.member_id, max(g.time_ns / 1e3) as us
             from group_events g join last_told l on g.cluster is not distinct from l.cluster
                 and g.time_ns / 1e3 < l.end_us - {_LONG_US}
             where g.event = 'leave' and g.error is null group by g.cluster, g.group_id, g.member_id""",
-        "hidden": f"""
-            select {", ".join(PLACE)}, true as is_hidden from taken
-            union
-            select {keys}, true from owned p join taken_in t on {same_group.format("p", "t")}
-            join departures d on {same_group.format("p", "d")} and p.member_id = d.member_id
-            where p.is_given = 1 and d.us > t.us and p.told_us <= d.us + {_SOON_US}
-            union
-            select {keys}, true from held_places p join taken_in t on {same_group.format("p", "t")}
-            where p.told_us < t.cut_us and p.committed_us is not null""",
+        "owned_places": f"""
+            select s.*, o.is_given, o.owner_id, o.moved_us, o.is_cut,
+                max(unix_micros(s.`time`)) over place as told_us,
+                max(case when {is_commit} then unix_micros(s.`time`) end) over place as committed_us
+            from said_places s left join owned o on {same_group.format("s", "o")}
+                and o.place = concat(s.of_topic, '-', cast(s.`partition` as string))
+            window place as (partition by {", ".join(f"s.{each}" for each in PLACE)})""",
+        "taken_places": """
+            select *, min(case when is_taken then moved_us end) over of_one as taken_us,
+                max(case when is_taken and is_cut then moved_us end) over of_one as cut_us
+            from (
+                select *, committed_us is not null and is_given = 0 and moved_us > told_us as is_taken
+                from owned_places) p
+            window of_one as (partition by cluster, of_group)""",
         "told_places": f"""
-            select p.*, coalesce(h.is_hidden, false) as is_hidden from said_places p
-            left join hidden h on {same_place.format("p", "h")}""",
+            select p.*, committed_us is not null and of_topic is not null and (
+                    coalesce(is_taken, false)
+                    or coalesce(is_given = 1 and d.us > taken_us and told_us <= d.us + {_SOON_US}, false)
+                    or coalesce(told_us < cut_us, false)) as is_hidden
+            from taken_places p left join departures d on {same_group.format("p", "d")}
+                and p.owner_id = d.member_id""",
     }
