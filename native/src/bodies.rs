@@ -15,7 +15,7 @@ pub const FINE: u32 = 15; // value, bytes: the same, and it must be 0
 pub const NAME: u32 = 16; // text, width of the length (0: compact), whether null is allowed
 pub const ID: u32 = 17; // text, bytes
 pub const ROW: u32 = 18; // operations of the body: a topic-partition
-pub const BATCHES: u32 = 19; // width, whether null is allowed: the record batches of a topic-partition
+pub const BATCHES: u32 = 19; // width, whether null is allowed, whether headers are kept: record batches of a topic-partition
 pub const TAGGED: u32 = 20; // operations of what follows: a tag section; each read field is TAG and its operations
 pub const TAG: u32 = 21; // tag, operations of the field
 
@@ -236,8 +236,8 @@ impl Reader<'_, '_> {
                 }
                 BATCHES => {
                     let size = self.count(operands[0], operands[1])?;
-                    self.batches(size)?;
-                    3
+                    self.batches(size, operands[2] != 0)?;
+                    4
                 }
                 TAGGED => {
                     let fields = &operands[1..1 + operands[0] as usize];
@@ -324,7 +324,7 @@ impl Reader<'_, '_> {
     }
 
     /// Complete batches of magic 2; all other records are Python's. Their records are skipped.
-    fn batches(&mut self, size: usize) -> Option<()> {
+    fn batches(&mut self, size: usize, keeps_headers: bool) -> Option<()> {
         let numbers = &mut self.found.numbers;
         numbers[BYTES] = size as i64;
         let mut left = size;
@@ -355,7 +355,9 @@ impl Reader<'_, '_> {
             if attributes & CONTROL == 0 {
                 numbers[RECORDS] += count;
             }
-            self.bodies.batches.extend_from_slice(&header);
+            if keeps_headers {
+                self.bodies.batches.extend_from_slice(&header);
+            }
         }
         Some(())
     }
@@ -386,8 +388,8 @@ fn is_sound_section(program: &[u32], is_of_tags: bool) -> bool {
         let operands = &program[at + 1..];
         let (fixed, body) = match program[at] {
             SKIP | ZERO => (1, 0),
-            TEXT | NUMBER | FINE | ID | BATCHES => (2, 0),
-            FIXED | NAME => (3, 0),
+            TEXT | NUMBER | FINE | ID => (2, 0),
+            FIXED | NAME | BATCHES => (3, 0),
             EACH => (4, operands.get(3).copied().unwrap_or(0) as usize),
             MAYBE => (2, operands.get(1).copied().unwrap_or(0) as usize),
             ROW | TAGGED => (1, operands.first().copied().unwrap_or(0) as usize),

@@ -6,12 +6,14 @@ them. Bodies with errors inside, or with records that are not complete batches o
 session reads them.
 """
 
+from collections.abc import Collection
 from functools import cache
 
 from kproxy.protocol.apis import API_VERSIONS, LIST_OFFSETS
 from kproxy.protocol.plans import FIXED, join, size_of
 from kproxy.protocol.programs import COMPACT, SKIP, TEXT, ZERO, Layout, Program
-from kproxy.protocol.schema import Field
+from kproxy.protocol.schema import Field, address_path
+from kproxy.wire import bodies
 from kproxy.wire.bodies import RACK_ID, REPLICA_ID, Partition, Wanted
 
 NUMBER, FINE, NAME, ID, ROW, BATCHES, TAGGED, TAG = range(14, 22)
@@ -42,21 +44,26 @@ def reading(api_key: int, version: int, side: str, detail: int) -> Program | Non
     header = [TEXT, 2, 1] if side == "request" and header_version else []  # the client id
     if header_version == (2 if side == "request" else 1):
         header += [TAGGED, 0]
-    return (*header, *_Body(wanted, version).operations(wanted.message.fields, ""))
+    # At this level the session scans responses, and a scan also walks the addresses of brokers.
+    carrier = address_path(api_key, version) if side == "response" and detail == bodies.ERRORS else None
+    body = _Body(wanted, version, (carrier,) if carrier else ())
+    return (*header, *body.operations(wanted.message.fields, ""))
 
 
 class _Body(Layout):
     """The operations that read the wanted fields of a body."""
 
-    def __init__(self, wanted: Wanted, version: int) -> None:
+    def __init__(self, wanted: Wanted, version: int, scanned: Collection[str]) -> None:
+        """scanned: paths whose fields must end inside the body, although no value of theirs is read."""
         self._names = {path: name.removeprefix("of_") for path, name in wanted.attributes.items()}
         for path, name in (_OF_ASKER if not wanted.noted else {}).items():
             if path in wanted.statements:
                 self._names[path] = name
         self._noted = wanted.noted
         self._partitions = wanted.partitions
+        self._keeps_headers = wanted.detail >= bodies.BATCHES
         flexible = version in wanted.message.flexible_versions
-        super().__init__(wanted.message.name, version, flexible, {*self._names, *self._noted})
+        super().__init__(wanted.message.name, version, flexible, {*self._names, *self._noted, *scanned})
 
     def of_array(self, field: Field, path: str, width: int, nullable: int) -> list[int]:
         operations = super().of_array(field, path, width, nullable)
@@ -70,7 +77,7 @@ class _Body(Layout):
         width = COMPACT if compact else 2 if type_ == "string" else 4
         name = self._names.get(path)
         if type_ == "records" and self._partitions:
-            return [BATCHES, width, nullable]
+            return [BATCHES, width, nullable, int(self._keeps_headers)]
         if path in _OF_RESPONSE and path in self._noted and size:
             return [NUMBER, VALUES.index(_OF_RESPONSE[path]), size]
         if name in TEXTS:

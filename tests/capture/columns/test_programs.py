@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kproxy.capture.columns import pairs, programs
+from kproxy.protocol import codec
 from kproxy.protocol.apis import LIST_OFFSETS
 from kproxy.protocol.records import Record, write_batch, write_message_set
 from kproxy.protocol.schema import Field
@@ -65,12 +66,15 @@ def compare(
         one = bodies.body_reader(layout.api_key, layout.version, layout.side, detail)(frame, layout.start, len(frame))
         at_once = captures.found(found, number)
         assert at_once.partitions == list(one.partitions)
-        assert detail < bodies.BATCHES or at_once.batches == list(one.batches)
+        assert at_once.batches == list(one.batches)
         throttle_ms, error_code, replica_id, has_rack = read
         if layout.side == "response":
             code = None if error_code == NULL else error_code
             assert (throttle_ms, code) == (one.throttle_ms, one.error_code)
             assert set(one.errors) <= {code}
+            if detail == bodies.ERRORS:  # sessions scan these
+                scan = codec.response_scan(layout.api_key or 0, layout.version)
+                assert scan(frame, layout.start, len(frame))[:3] == (one.throttle_ms, one.error_code, one.errors)
         else:
             assert (replica_id, bool(has_rack)) == (one.replica_id, one.has_rack)
     return count, len(found.of)
@@ -120,6 +124,15 @@ def test_large_bodies_are_left_to_the_session(partitions: int, batches: int, is_
     frame = layout.encode({"topicData": [{"name": "t", "partitionData": found}]})
     rows = partitions if is_read else 0
     assert compare(layout, [frame], bodies.BATCHES, random.Random(1), 0.0) == (int(is_read), rows)
+
+
+def test_addresses_that_do_not_end_inside_a_response_are_left_to_the_session() -> None:
+    """Sessions scan responses for the addresses of brokers, and a response in which these are malformed is a fault."""
+    layout = next(each for each in TELLING if (each.api_key, each.version, each.side) == (1, 18, "response"))
+    nodes = [{"nodeId": 1, "host": "broker", "port": 9092}]
+    good = layout.encode({"responses": [], "nodeEndpoints": nodes})
+    bad = good.replace(b"\x07broker", b"\x7fbroker")
+    assert compare(layout, [good, bad], bodies.ERRORS, random.Random(1)) == (1, 0)
 
 
 NAMES = ("orders", "payments", "a", "Grüße", "x" * 200, "")
