@@ -79,7 +79,7 @@ pub struct Bodies {
     pub topics: Distinct<(Text, Text)>,
     pub topic: Vec<i64>,
     pub numbers: [Vec<i64>; COLUMNS],
-    pub words: Distinct<Text>,
+    pub words: Distinct<Text>, // group ids and metadata
     pub group_id: Vec<i64>,
     pub metadata: Vec<i64>,
     pub batch_of: Vec<i64>, // the row of each batch
@@ -145,12 +145,14 @@ struct Reader<'a, 'b> {
     rows_left: usize,
     batches_left: usize,
     topic: Option<i64>, // the place of the topic in `found`, if it was looked for
+    words: [i64; 2],    // the places of the group id and of the metadata; -1: null
 }
 
 /// Reads a body behind its correlation id; None: it does not fit, and the rows must be truncated.
 pub fn read(program: &[u32], rope: Rope<'_>, bodies: &mut Bodies, body: i64) -> Option<Found> {
     let found = Found { numbers: BLANK, texts: Default::default() };
-    let mut reader = Reader { rope, found, bodies, body, rows_left: MOST_ROWS, batches_left: MOST_ROWS, topic: None };
+    let (rows_left, batches_left) = (MOST_ROWS, MOST_ROWS);
+    let mut reader = Reader { rope, found, bodies, body, rows_left, batches_left, topic: None, words: [-1; 2] };
     reader.run(program)?;
     Some(reader.found)
 }
@@ -286,14 +288,16 @@ impl Reader<'_, '_> {
                 self.rope.fill(bytes)?;
             }
         }
+        if text == GROUP_ID || text == METADATA {
+            self.words[text - GROUP_ID] = if kept.is_none() { -1 } else { self.bodies.words.place(kept) };
+        }
         Some(())
     }
 
     /// A topic-partition: what is read in it is forgotten behind it.
     fn row(&mut self, body: &[u32]) -> Option<()> {
         self.rows_left = self.rows_left.checked_sub(1)?;
-        let before = self.found.numbers;
-        let texts = (self.found.texts[GROUP_ID].clone(), self.found.texts[METADATA].clone());
+        let before = (self.found.numbers, self.words);
         self.run(body)?;
         let row = self.bodies.of.len() as i64;
         let topic = match self.topic {
@@ -310,16 +314,11 @@ impl Reader<'_, '_> {
         for (column, number) in bodies.numbers.iter_mut().zip(self.found.numbers) {
             column.push(number);
         }
-        for (column, text) in [(&mut bodies.group_id, GROUP_ID), (&mut bodies.metadata, METADATA)] {
-            column.push(match &self.found.texts[text] {
-                None => -1,
-                word => bodies.words.place(word),
-            });
-        }
+        bodies.group_id.push(self.words[0]);
+        bodies.metadata.push(self.words[1]);
         let batches = bodies.batches.len() / BATCH_HEADER;
         bodies.batch_of.resize(batches, row);
-        self.found.numbers = before;
-        (self.found.texts[GROUP_ID], self.found.texts[METADATA]) = texts;
+        (self.found.numbers, self.words) = before;
         Some(())
     }
 

@@ -77,15 +77,18 @@ type Taken = (usize, Places, Places, Option<Places>, Vec<usize>, (usize, usize),
 #[pyclass]
 pub struct Reader {
     most_pending: usize,
+    many_rows: usize,
     kinds: HashMap<u32, Kind>,
 }
 
 #[pymethods]
 impl Reader {
-    /// most_pending: of a session, which gives up the oldest of so many requests.
+    /// most_pending: of a session, which gives up the oldest of so many requests. many_rows: of exchanges and
+    /// topic-partitions. With so many, `read` ends where a connection has no request in flight; with twice as many,
+    /// anywhere.
     #[new]
-    fn new(most_pending: usize) -> Self {
-        Reader { most_pending, kinds: HashMap::new() }
+    fn new(most_pending: usize, many_rows: usize) -> Self {
+        Reader { most_pending, many_rows, kinds: HashMap::new() }
     }
 
     /// Learns to read frames of one API and version; None: their bodies are not read.
@@ -106,7 +109,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads the exchanges at the beginning of each part; returns (what was taken of each part, groups).
+    /// Reads the exchanges at the beginning of each part; returns (what was taken of each part, groups, whether
+    /// they have many rows: then later parts may be missing).
     ///
     /// segments: columns of int64: side, start, end in the window, time. is_log: whether records of a topic (name, id) are
     /// those of a coordinator.
@@ -121,7 +125,7 @@ impl Reader {
         segments: Vec<PyBuffer<i64>>,
         parts: Vec<Part>,
         is_log: &Bound<'py, PyAny>,
-    ) -> PyResult<(Vec<Taken>, Bound<'py, PyList>)> {
+    ) -> PyResult<(Vec<Taken>, Bound<'py, PyList>, bool)> {
         let window = PyBuffer::<u8>::get_bound(window)?;
         let window = bytes_of(py, &window)?;
         let mut columns: Vec<Vec<i64>> = Vec::new();
@@ -136,12 +140,22 @@ impl Reader {
         if !segments.are_sound() || parts.iter().any(|part| part.high > side.len()) {
             return Err(PyValueError::new_err("a segment is beyond the window"));
         }
-        let mut reading =
-            Reading { reader: self, segments: &segments, is_log, groups: HashMap::new(), logs: HashMap::new() };
+        let mut reading = Reading {
+            reader: self,
+            segments: &segments,
+            is_log,
+            groups: HashMap::new(),
+            logs: HashMap::new(),
+            rows: 0,
+        };
         let mut taken = Vec::with_capacity(parts.len());
         for (place, part) in parts.iter().enumerate() {
             taken.push(reading.part(place as i64, part)?);
+            if reading.rows >= self.many_rows {
+                break;
+            }
         }
+        let is_full = reading.rows >= self.many_rows;
         let groups = PyList::empty_bound(py);
         let mut found: Vec<_> = reading.groups.into_iter().collect();
         found.sort_by_key(|(key_version, _)| *key_version);
@@ -150,7 +164,7 @@ impl Reader {
                 groups.append(group.into_python(py, key_version, &self.kinds[&key_version])?)?;
             }
         }
-        Ok((taken, groups))
+        Ok((taken, groups, is_full))
     }
 }
 
@@ -195,10 +209,10 @@ impl<'a> Lane<'a> {
         Some(Frame { begin, end: self.rope, size, first, head, last })
     }
 
-    /// How many frames have their header before a segment; `counted`: that many have.
-    fn before(&mut self, segment: usize, counted: usize) -> usize {
+    /// How many frames have their header before a segment, or `most`; `counted`: that many have.
+    fn before(&mut self, segment: usize, counted: usize, most: usize) -> usize {
         let mut count = counted;
-        while self.frame(count).map_or(false, |frame| frame.head < segment) {
+        while count < most && self.frame(count).map_or(false, |frame| frame.head < segment) {
             count += 1;
         }
         count
@@ -211,6 +225,7 @@ struct Reading<'a, 'py> {
     is_log: &'a Bound<'py, PyAny>,
     groups: HashMap<u32, Group>,
     logs: HashMap<(u32, usize), bool>, // by group and topic
+    rows: usize,                       // in all groups
 }
 
 impl Reading<'_, '_> {
@@ -224,13 +239,14 @@ impl Reading<'_, '_> {
         for (place, id) in part.pending.iter().enumerate() {
             goes_on &= answers.frame(place).map_or(false, |answer| correlation_id(answer, BROKER) == Some(*id));
         }
-        while goes_on {
+        let mut is_full = false;
+        while goes_on && !is_full {
             let (request, response) = match (requests.frame(taken), answers.frame(waiting + taken)) {
                 (Some(request), Some(response)) => (request.clone(), response.clone()),
                 _ => break,
             };
-            asked = requests.before(response.head, asked);
-            answered = answers.before(request.head, answered);
+            asked = requests.before(response.head, asked, taken + self.reader.most_pending);
+            answered = answers.before(request.head, answered, waiting + taken);
             let in_flight = (waiting + taken).saturating_sub(answered);
             if in_flight.max(asked.saturating_sub(taken)) + 1 >= self.reader.most_pending {
                 break;
@@ -242,6 +258,9 @@ impl Reading<'_, '_> {
             if goes_on {
                 free_at = self.segments.time_ns[response.last];
                 taken += 1;
+                is_full = self.rows >= 2 * self.reader.many_rows
+                    || self.rows >= self.reader.many_rows
+                        && requests.frame(taken).map_or(false, |next| next.head > response.head);
             }
         }
         let (mut begin, mut end) = ((None, None), (None, None));
@@ -250,7 +269,10 @@ impl Reading<'_, '_> {
             begin = (requests[0].begin.place(), responses[0].begin.place());
             end = (requests[taken - 1].end.place(), responses[taken - 1].end.place());
         }
-        let behind_next = rest(&mut requests, &mut answers, taken, waiting);
+        let behind_next = match is_full && self.rows < 2 * self.reader.many_rows {
+            true => Some(end),
+            false => rest(&mut requests, &mut answers, taken, waiting),
+        };
         let heads = answers.found.iter().take(waiting + taken).map(|answer| answer.head).collect();
         let read = (
             requests.found.iter().take(taken).map(|frame| frame.size).sum(),
@@ -342,6 +364,8 @@ impl Reading<'_, '_> {
         for (column, value) in group.columns.iter_mut().zip(values) {
             column.push(value);
         }
+        self.rows +=
+            1 + group.bodies[CLIENT].mark().0 - marks[CLIENT].0 + group.bodies[BROKER].mark().0 - marks[BROKER].0;
         Ok(true)
     }
 }

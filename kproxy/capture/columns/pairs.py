@@ -6,7 +6,7 @@ bytes before them (rests of frames, responses to earlier requests) and the first
 session; so the session alone decides, and the exchanges do not depend on the reader. After an exchange of its own, the
 core resumes; else the session gets the remaining bytes. A test compares the two.
 
-Memory: some numbers of each segment, and the columns of the exchanges of a window. Refuses to know TCP, and why the
+Memory: some numbers of each segment, and about MANY_ROWS rows with their texts. Refuses to know TCP, and why the
 segments are in order.
 """
 
@@ -32,6 +32,7 @@ from kproxy.wire.pairing import LIMIT
 FEWEST = 8  # segments of a connection that are worth a call of the core
 WORTH = 64  # segments in all that are left, and exchanges that came of the round before, to go round again
 ROUNDS = 64
+MANY_ROWS = 1 << 16  # of exchanges and topic-partitions, 150 bytes each: with so many the core ends a round
 
 FAR = 1 << 62, 0  # a place in later segments
 COLUMNS = (
@@ -68,7 +69,7 @@ class PairReader:
     """
 
     def __init__(self, core: ModuleType, detail: int, logs: Logs | None = None) -> None:
-        self._core = core.Reader(LIMIT)
+        self._core = core.Reader(LIMIT, MANY_ROWS)
         self._detail = detail
         self._logs = logs
         self._plans: dict[int, ApiPlan] = {}  # whose frames the core can read, by key and version
@@ -95,23 +96,24 @@ class PairReader:
             some = [parts[number] for number in begun]
             openings = self._openings(some)
             given = [_Given(part, of_part) for part, of_part in zip(some, openings.of_parts, strict=True)]
-            found, groups = self._core.read(
+            found, groups, is_full = self._core.read(
                 whole,
                 [np.ascontiguousarray(each, np.int64) for each in (segments.side, segments.start, segments.end, clock)],
                 given,
                 self._is_log,
             )
             taken = [_Taken(*each) for each in found]
+            some, left = some[: len(taken)], begun[len(taken) :]  # left: to the next round, because of MANY_ROWS
             for part, of_part in zip(some, taken, strict=True):
                 if of_part.exchanges:
                     feed(part, until=_places(of_part.begin))  # what comes before
             bulks = [self._bulk(group, openings.values) for group in groups]
             _wait(bulks, some, given)
-            for bulk in bulks:
-                bulk.connection = np.array(begun)[bulk.connection]
-                yield bulk
-            may_go_on = rounds < ROUNDS and (rounds == 1 or sum(each.exchanges for each in taken) >= WORTH)
-            begun = [begun[place] for place in _settle(some, taken, feed, segments, may_go_on)]
+            yield from _of_parts(bulks, begun)
+            del groups, bulks  # the next round needs their memory
+            is_worth_it = rounds == 1 or is_full or sum(each.exchanges for each in taken) >= WORTH
+            going_on = _settle(some, taken, feed, segments, rounds < ROUNDS and is_worth_it)
+            begun = [*(begun[place] for place in going_on), *left]
 
     def _openings(self, parts: Sequence[Part]) -> "_Openings":
         """The prefixes of the parts' requests, of kinds that the core can read."""
@@ -233,6 +235,13 @@ def _clock(time_ns: np.ndarray, parts: Sequence[Part]) -> np.ndarray:
             mine[0] = max(int(mine[0]), part.clock_ns)
             np.maximum.accumulate(mine, out=mine)
     return clock
+
+
+def _of_parts(bulks: Sequence[Bulk], begun: Sequence[int]) -> Iterator[Bulk]:
+    """Yield bulks with the numbers of all parts, instead of those in a round, for their connections."""
+    for bulk in bulks:
+        bulk.connection = np.array(begun)[bulk.connection]
+        yield bulk
 
 
 def _wait(bulks: Sequence[Bulk], parts: Sequence[Part], given: Sequence["_Given"]) -> None:

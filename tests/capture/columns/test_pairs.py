@@ -250,6 +250,29 @@ def test_a_busy_connection_is_read_by_column_whatever_windows_hold() -> None:
     assert share.all > 1.4 * LIMIT and share.by_column >= share.all - 8
 
 
+@pytest.mark.parametrize(("in_flight", "least"), ((1, 0.9), (2, 0.15)))
+def test_a_round_ends_after_many_rows(monkeypatch: pytest.MonkeyPatch, in_flight: int, least: float) -> None:
+    """So its memory is bounded; the next round goes on there. With requests always in flight, the session goes on."""
+    monkeypatch.setattr(pairs, "MANY_ROWS", 50)
+    monkeypatch.setattr(pairs, "WORTH", 8)
+    sizes: list[int] = []
+    bulk = pairs.PairReader._bulk
+
+    def counted(self: pairs.PairReader, group: tuple[Any, ...], prefixes: Any) -> Any:
+        made = bulk(self, group, prefixes)
+        sizes.append(len(made.connection))
+        return made
+
+    monkeypatch.setattr(pairs.PairReader, "_bulk", counted)
+    comparison = Comparison(bodies.BATCHES)
+    for _ in range(3):
+        numbers = iter([(1, 1)] * 20 + [(in_flight, 1)] + [(1, 1)] * 180 + [(0, in_flight)])
+        comparison.connection(0, partial(cut_alike, heartbeats(numbers, 0)))
+    share = comparison.check(chain((9, 9, 9), cycle((1000,))))
+    assert float(share) > least, share
+    assert max(sizes) <= 100
+
+
 @pytest.mark.parametrize(("most", "acks"), ((LIMIT - 1, 0), (LIMIT + 1, 900), (LIMIT + 20, 0)))
 def test_beyond_the_limit_the_same_pending_requests_are_dropped(most: int, acks: int) -> None:
     """That many requests are in flight at once, before some usual pairs and after others."""
@@ -265,7 +288,7 @@ def test_usual_connections_have_the_events_of_one_by_one() -> None:
     total, waits, frames_kept = Share(), Counter[str](), Counter[str]()
     details = st.sampled_from((bodies.ERRORS, bodies.BATCHES))
     windows = st.lists(st.integers(20, 200), min_size=1, max_size=5)
-    rounds = st.sampled_from(((0, 16), (8, 16), (256, 16), (256, 1)))
+    rounds = st.sampled_from(((0, 16, 1 << 16), (8, 16, 1 << 16), (0, 64, 100), (256, 16, 1 << 16), (256, 1, 100)))
 
     connections = st.lists(st.tuples(stretches(100), shapes()), min_size=1, max_size=3)
 
@@ -275,7 +298,7 @@ def test_usual_connections_have_the_events_of_one_by_one() -> None:
         connections: list[tuple[list[Stretch], Shape]],
         detail: int,
         windows: list[int],
-        rounds: tuple[int, int],
+        rounds: tuple[int, int, int],
         keeps: bool,
     ) -> None:
         comparison = Comparison(detail, keeps)
@@ -284,6 +307,7 @@ def test_usual_connections_have_the_events_of_one_by_one() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pairs, "WORTH", rounds[0])
             patch.setattr(pairs, "ROUNDS", rounds[1])
+            patch.setattr(pairs, "MANY_ROWS", rounds[2])
             share = comparison.check(chain((9,), cycle(windows)))  # the first window learns how requests begin
         total.add(share.by_column, share.all)
         frames_kept["any"] += sum(exchange["response_frame"] is not None for exchange in comparison.exchanges)
@@ -337,6 +361,7 @@ def test_random_connections_have_the_events_of_one_by_one() -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pairs, "WORTH", dice.choice((0, 0, 8, 256)))
             patch.setattr(pairs, "ROUNDS", dice.choice((1, 2, 16)))
+            patch.setattr(pairs, "MANY_ROWS", dice.choice((1, 30, 1 << 16)))
             share = comparison.check(counts)
         total.add(share.by_column, share.all)
 
