@@ -6,14 +6,16 @@ of a connection, since brokers advertise host names, it belongs to the cluster t
 id, uses in other connections. With a single cluster, the column `cluster` has the name that was given.
 
 An address belongs to one cluster in one capture: in another one it may belong to another. An address that two clusters
-advertise belongs to neither. Two sets of brokers without cluster ids are two clusters if no node id is in both: the
-listeners of one cluster have the same ids. Clusters of earlier runs, to whose tables captures are added, count as those
-of other captures (`Earlier`). Memory: `max_addresses`; a number and a name for each connection. Refuses to
-know where answers come from.
+advertise belongs to neither, as after a cluster was built anew: then the answers on a connection show its cluster. Two
+sets of brokers without cluster ids are two clusters if no node id is in both: the listeners of one cluster have the
+same ids. Clusters of earlier runs, to whose tables captures are added, count as those of other captures (`Earlier`).
+Memory: `max_addresses` addresses, and as many connections with an answer; a number and a name for each connection.
+Refuses to know where answers come from.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from kproxy.capture.flow import spelled
@@ -24,6 +26,29 @@ CONNECTED = ["connection", "client_address", "broker_address", "broker_port"]
 
 Address = tuple[str, str, int]  # source, IP address or name, port
 Labels = Mapping[int, str]  # clusters by connection, those of the name that was given left out
+Connection = tuple[str, int]  # source, number
+
+
+@dataclass(frozen=True)
+class Known:
+    """The clusters of addresses, and of connections to an address of several clusters. False: all are one cluster."""
+
+    of_addresses: Mapping[Address, str] = field(default_factory=dict)
+    of_connections: Mapping[Connection, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.of_addresses or self.of_connections)
+
+    @property
+    def labels(self) -> set[str]:
+        return {*self.of_addresses.values(), *self.of_connections.values()}
+
+    def renamed(self, names: Mapping[str, str]) -> "Known":
+        """Return the same with other names for some labels."""
+        return Known(
+            {address: names.get(label, label) for address, label in self.of_addresses.items()},
+            {connection: names.get(label, label) for connection, label in self.of_connections.items()},
+        )
 
 
 class Clusters:
@@ -32,16 +57,24 @@ class Clusters:
     def __init__(self, max_addresses: int = MAX_ADDRESSES) -> None:
         self._max_addresses = max_addresses
         self._ids: dict[Address, set[str]] = {}  # cluster ids of each address
+        # broker's address and cluster ids in the answers of each connection
+        self._answered: dict[Connection, tuple[Address, set[str]]] = {}
         # by broker that answered without a cluster id: node ids of brokers
         self._named: dict[Address, dict[Address, int]] = {}
         self._earlier: dict[str, Collection[int]] = {}  # see `known`
 
-    def learn(self, at: Address, brokers: Mapping[Address, int], cluster_id: str | None) -> bool:
-        """An answer of the broker at an address; returns whether it adds anything to former ones."""
+    def learn(
+        self,
+        at: Address,
+        brokers: Mapping[Address, int],
+        cluster_id: str | None,
+        connection: int | None = None,
+    ) -> bool:
+        """Apply an answer of the broker at an address; return whether it adds anything to former ones."""
+        is_new = cluster_id is not None and connection is not None and self._answer(at, connection, cluster_id)
         if len(self._ids) + len(self._named) + len(brokers) > self._max_addresses:
-            return False
+            return is_new
         if cluster_id:
-            is_new = False
             for address in (at, *brokers):
                 ids = self._ids.setdefault(address, set())
                 if cluster_id not in ids:
@@ -54,22 +87,49 @@ class Clusters:
         named.update(brokers)
         return True
 
+    def _answer(self, at: Address, connection: int, cluster_id: str) -> bool:
+        """Keep the cluster id of a connection's answer; return whether it matters now: its address has several."""
+        key = (at[0], connection)
+        if key not in self._answered and len(self._answered) >= self._max_addresses:
+            return False
+        ids = self._answered.setdefault(key, (at, set()))[1]
+        if cluster_id in ids:
+            return False
+        ids.add(cluster_id)
+        return len(self._ids.get(at, ())) > 1
+
+    def forget(self, source: str, connection: int) -> None:
+        """Drop the answers of a connection that has ended."""
+        self._answered.pop((source, connection), None)
+
     def add_earlier(self, nodes: Mapping[str, Collection[int]]) -> None:
         """Clusters of earlier runs, as `known` returned them."""
         self._earlier = dict(nodes)
 
     def known(self) -> dict[str, list[int]]:
         """The clusters of all addresses: for each the node ids of brokers that have no cluster id."""
-        nodes: dict[str, list[int]] = {label: [] for label in self.by_address().values()}
+        nodes: dict[str, list[int]] = {label: [] for label in self.all().labels}
         of_sets = self._nodes_of_sets()
         return {label: sorted(of_sets.get(label, ())) for label in sorted(nodes)}
 
-    def labels(self) -> dict[Address, str]:
-        """The cluster of each address, where there are several clusters, those of earlier runs included."""
-        found = self.by_address()
-        return found if len({*found.values(), *self._earlier}) > 1 else {}
+    def labels(self) -> Known:
+        """The clusters, where there are several, those of earlier runs included."""
+        found = self.all()
+        return found if len({*found.labels, *self._earlier}) > 1 else Known()
 
-    def by_address(self) -> dict[Address, str]:
+    def all(self) -> Known:
+        """The clusters, even if there is only one."""
+        return Known(self._by_address(), self._by_connection())
+
+    def _by_connection(self) -> dict[Connection, str]:
+        """The cluster of each connection to an address of several clusters, by its own answers."""
+        return {
+            connection: next(iter(ids))
+            for connection, (at, ids) in self._answered.items()
+            if len(ids) == 1 and len(self._ids.get(at, ())) > 1
+        }
+
+    def _by_address(self) -> dict[Address, str]:
         """The cluster of each address, even if there is only one."""
         found = {address: next(iter(ids)) for address, ids in self._ids.items() if len(ids) == 1}
         has_ids = bool(self._ids) or not all(self._earlier.values())
@@ -90,12 +150,12 @@ class Clusters:
         """The captures with answers that name brokers."""
         return {source for source, _, _ in (*self._ids, *self._named)}
 
-    def nameless(self, source: str, labels: Mapping[Address, str]) -> int:
-        """How many clusters of a source have one name with another one, since they have no address of their own."""
+    def nameless(self, source: str, labels: Collection[str]) -> int:
+        """How many clusters of a source have one name with another one, since nothing is theirs alone."""
         ids = {each for address, ids in self._ids.items() if address[0] == source for each in ids}
-        return max(0, len(ids - set(labels.values())) - (not labels))
+        return max(0, len(ids.difference(labels)) - (not labels))
 
-    def note_nameless(self, quality: Quality, source: str, labels: Mapping[Address, str]) -> None:
+    def note_nameless(self, quality: Quality, source: str, labels: Collection[str]) -> None:
         """Count a source's clusters that have one name with another one, and brokers that may be of several."""
         if count := self.nameless(source, labels):
             quality.note("clusters_as_one", count=count)
@@ -146,7 +206,7 @@ def _label(addresses: Iterable[Address]) -> str:
 
 def of_connections(
     source: str,
-    of_addresses: Mapping[Address, str],
+    clusters: Known,
     connections: Iterable[Mapping[str, Any]],
     clients: Iterable[tuple[int, str]],
     *,
@@ -160,7 +220,8 @@ def of_connections(
     found: dict[int, str] = {}
     hosts: dict[int, str] = {}  # of clients, by connection
     for row in connections:
-        label = of_addresses.get((source, row["broker_address"], row["broker_port"]))
+        address = (source, row["broker_address"], row["broker_port"])
+        label = clusters.of_connections.get((source, row["connection"])) or clusters.of_addresses.get(address)
         if label is not None:
             found[row["connection"]] = label
         hosts[row["connection"]] = row["client_address"]
@@ -202,14 +263,13 @@ class Earlier:
         """Whether tables have the given name for a cluster that is known."""
         return self._given in self.names.values()
 
-    def labels(self, current: Clusters) -> dict[Address, str]:
-        """The names of clusters by address; empty if all have the given name. current: of the captures of this run."""
+    def labels(self, current: Clusters) -> Known:
+        """The names of clusters; empty if all have the given name. current: of the captures of this run."""
         current.add_earlier(self._nodes)
         is_named = any(name != self._given for name in self.names.values())  # even if this run shows only one
-        labels = current.by_address() if is_named else current.labels()
-        return {address: self.names.get(label, label) for address, label in labels.items()}
+        return (current.all() if is_named else current.labels()).renamed(self.names)
 
-    def manifest(self, current: Clusters, labels: Mapping[Address, str]) -> list[dict[str, Any]]:
+    def manifest(self, current: Clusters, labels: Known) -> list[dict[str, Any]]:
         """What the manifest keeps of all clusters. labels: as `labels` returned them."""
         fresh = [
             {"given": self._given, "label": label, "name": label if labels else self._given, "nodes": nodes}

@@ -6,13 +6,13 @@ MAX_ADDRESSES responses; a number and a name for each connection. Does not read 
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kproxy.capture.clusters import CONNECTED, MAX_ADDRESSES, Address, Clusters, Labels, of_connections
+from kproxy.capture.clusters import CONNECTED, MAX_ADDRESSES, Address, Clusters, Known, Labels, of_connections
 from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
@@ -22,7 +22,16 @@ from kproxy.tables.arrays import listed
 from kproxy.tables.names import address_of
 from kproxy.tables.schema import I64, TEXT, Table
 
-_READ = ["source", "api_key", "api_version", "broker_address", "broker_port", "response"]
+_READ = ["source", "connection", "api_key", "api_version", "broker_address", "broker_port", "response"]
+
+
+class Answer(NamedTuple):
+    """A response that names brokers: its broker's address, node ids by address, cluster id, connection."""
+
+    at: Address
+    brokers: dict[Address, int]
+    cluster_id: str | None
+    connection: int
 
 
 def clusters_in(runs: Sequence[Path]) -> Clusters:
@@ -33,21 +42,31 @@ def clusters_in(runs: Sequence[Path]) -> Clusters:
     return clusters
 
 
-def answers(parts: Iterable[pa.Table]) -> Iterator[tuple[Address, dict[Address, int], str | None]]:
-    """Yield (responding broker's address, node ids by address, cluster id) of rows of KEPT_FRAMES, without repeats."""
-    alike: set[tuple[str, str, int, int]] = set()  # hashes of decoded responses: most repeat an earlier one
+def answers(parts: Iterable[pa.Table]) -> Iterator[Answer]:
+    """Yield the answers in rows of KEPT_FRAMES; a repeated answer once for each connection, without brokers."""
+    decoded: dict[
+        tuple[str, str, int, int], str | None
+    ] = {}  # cluster id by hash: most responses repeat an earlier one
+    yielded: set[tuple[str, int, str | None]] = set()
     for part in parts:
         said_so = pc.is_in(part["api_key"], value_set=listed(part["api_key"].type, [METADATA, DESCRIBE_CLUSTER]))
         for row in part.select(_READ).filter(said_so).to_pylist():
             at = row["source"], row["broker_address"], row["broker_port"]
             alike_as = (*at, hash((row["response"] or b"")[8:]))  # after the size and the correlation id
-            if alike_as in alike:
+            brokers: dict[Address, int] = {}
+            if alike_as in decoded:
+                cluster_id = decoded[alike_as]
+            elif (answer := _answer(row)) is not None:
+                brokers, cluster_id = answer
+                if len(decoded) < MAX_ADDRESSES:
+                    decoded[alike_as] = cluster_id
+            else:
                 continue
-            if len(alike) < MAX_ADDRESSES:
-                alike.add(alike_as)
-            answer = _answer(row)
-            if answer is not None:
-                yield at, *answer
+            of_connection = (row["source"], row["connection"], cluster_id)
+            if brokers or of_connection not in yielded:
+                if len(yielded) < MAX_ADDRESSES:
+                    yielded.add(of_connection)
+                yield Answer(at, brokers, cluster_id, row["connection"])
 
 
 def _answer(row: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | None:
@@ -64,13 +83,11 @@ def _answer(row: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | N
     return brokers, body.get("clusterId")
 
 
-def of_file(
-    source: str, of_addresses: Mapping[Address, str], connections: Path, exchanges: Path | None, *, alone: bool = False
-) -> Labels:
+def of_file(source: str, known: Known, connections: Path, exchanges: Path | None, *, alone: bool = False) -> Labels:
     """Return `of_connections`, from files of the tables `connections` and `exchanges`."""
     rows = pq.read_table(connections, columns=CONNECTED).to_pylist()
     clients = _clients(exchanges) if exchanges is not None else ()
-    return of_connections(source, of_addresses, rows, clients, alone=alone)
+    return of_connections(source, known, rows, clients, alone=alone)
 
 
 def _clients(exchanges: Path) -> Iterator[tuple[int, str]]:

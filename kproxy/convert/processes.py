@@ -160,22 +160,23 @@ def _separate_clusters(
     is_anew = set(before.get("sources", ())) <= summary.paths.keys()
     earlier = Earlier({} if is_anew else before, given)
     current = clusters.clusters_in(inputs.kept_frames.runs)
-    of_addresses = earlier.labels(current)
+    names = earlier.labels(current)
+    of_this_run = current.labels().labels
     for source in summary.paths:
-        current.note_nameless(summary.quality[source], source, current.labels())
+        current.note_nameless(summary.quality[source], source, of_this_run)
     found: dict[str, Labels] = {}
-    for source in summary.paths if of_addresses else ():
+    for source in summary.paths if names else ():
         files = {
             table: places[place]
             for table in (schema.CONNECTIONS, schema.EXCHANGES, schema.PARTITIONS, schema.BATCHES, schema.RECORDS)
             if (place := f"{table.name}/{file_of(source)}") in places
         }
         connections, exchanges = files[schema.CONNECTIONS], files.get(schema.EXCHANGES)
-        found[source] = clusters.of_file(source, of_addresses, connections, exchanges, alone=earlier.is_given_taken)
+        found[source] = clusters.of_file(source, names, connections, exchanges, alone=earlier.is_given_taken)
         note(summary.quality[source], found[source], pq.read_metadata(connections).num_rows)
         for table, file in files.items():
             clusters.relabel(table, file, found)
-    return found, earlier.manifest(current, of_addresses)
+    return found, earlier.manifest(current, names)
 
 
 def _know(

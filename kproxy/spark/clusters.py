@@ -6,7 +6,7 @@ clusters a number and a name for each connection. Does not decode connections, a
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from kproxy.capture.clusters import CONNECTED, Clusters, Earlier, Labels, note, 
 from kproxy.capture.quality import Quality
 from kproxy.convert.clusters import answers
 from kproxy.convert.kept_frames import KEPT_FRAMES
+from kproxy.convert.parts.joining import Correction, corrected
 from kproxy.spark.pieces import INSIGHT, PIECE_ROWS
 from kproxy.tables import arrays, schema
 from kproxy.tables.schema import TEXT, Table
@@ -25,23 +26,26 @@ if TYPE_CHECKING:
 
 
 def separate_clusters(
-    pieces: "DataFrame", rows: "Callable[[Table], DataFrame]", earlier: Earlier
+    pieces: "DataFrame",
+    rows: "Callable[[Table], DataFrame]",
+    earlier: Earlier,
+    corrections: Mapping[str, Sequence[Correction]],
 ) -> tuple[dict[str, Labels], dict[str, Quality], list[dict[str, Any]]]:
     """Return (clusters of connections, counts for `quality`, clusters for the manifest), the first two by source.
 
     Without clusters of connections there is only one. pieces: the pieces of an ingest. rows: returns the rows of a
-    table in those pieces. earlier: of the tables to which the ingest adds.
+    table in those pieces. earlier: of the tables to which the ingest adds. corrections: by source.
     """
-    current = _clusters_in(pieces)
-    of_addresses = earlier.labels(current)
-    known = earlier.manifest(current, of_addresses)
-    current_labels = current.labels()
+    current = _clusters_in(pieces, [each for of_source in corrections.values() for each in of_source])
+    names = earlier.labels(current)
+    known = earlier.manifest(current, names)
+    of_this_run = current.labels().labels
     counts: dict[str, Quality] = {}
     for source in current.sources:
-        current.note_nameless(quality := Quality(), source, current_labels)
+        current.note_nameless(quality := Quality(), source, of_this_run)
         if list(quality):
             counts[source] = quality
-    if not of_addresses:
+    if not names:
         return {}, counts, known
     connections = _by_source(rows(schema.CONNECTIONS).select("source", *CONNECTED))
     exchanges = rows(schema.EXCHANGES).where("client_id is not null")
@@ -49,34 +53,40 @@ def separate_clusters(
     labels: dict[str, Labels] = {}
     for source, of_source in connections.items():
         pairs = [(row["connection"], row["client_id"]) for row in clients.get(source, ())]
-        labels[source] = of_connections(source, of_addresses, of_source, pairs, alone=earlier.is_given_taken)
+        labels[source] = of_connections(source, names, of_source, pairs, alone=earlier.is_given_taken)
         note(counts.setdefault(source, Quality()), labels[source], len(of_source))
     return labels, counts, known
 
 
-def _clusters_in(pieces: "DataFrame") -> Clusters:
+def _clusters_in(pieces: "DataFrame", corrections: Sequence[Correction]) -> Clusters:
     """Return the clusters that the responses of all captures name."""
     from pyspark.sql import functions as F
 
     clusters = Clusters()
     inputs = pieces.where(F.col("kind") == INSIGHT + KEPT_FRAMES.name).select("data")
-    for row in inputs.mapInArrow(_answers, "answer string").collect():
-        at, brokers, cluster_id = json.loads(row["answer"])
-        clusters.learn(tuple(at), {tuple(address): node for address, node in brokers}, cluster_id)
+    for row in inputs.mapInArrow(_task(corrections), "answer string").collect():
+        at, brokers, cluster_id, connection = json.loads(row["answer"])
+        clusters.learn(tuple(at), {tuple(address): node for address, node in brokers}, cluster_id, connection)
     return clusters
 
 
-def _answers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    def parts() -> Iterator[pa.Table]:
+def _task(corrections: Sequence[Correction]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         for batch in batches:
             for data in batch.column("data").to_pylist():
                 if data:
                     with pq.ParquetFile(pa.BufferReader(data)) as file:
                         for some in file.iter_batches(PIECE_ROWS):
-                            yield pa.Table.from_batches([some])
+                            yield pa.Table.from_batches([corrected(corrections, some)])
 
-    told = [json.dumps([at, list(brokers.items()), cluster_id]) for at, brokers, cluster_id in answers(parts())]
-    yield pa.RecordBatch.from_arrays([arrays.listed(TEXT, told)], ["answer"])
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = [
+            json.dumps([each.at, list(each.brokers.items()), each.cluster_id, each.connection])
+            for each in answers(parts(batches))
+        ]
+        yield pa.RecordBatch.from_arrays([arrays.listed(TEXT, found)], ["answer"])
+
+    return run
 
 
 def _by_source(rows: "DataFrame") -> dict[str, list[dict[str, Any]]]:

@@ -310,7 +310,7 @@ class Run:
                 self.failed[row["capture"]] = pieces.fault_of(row["data"])
         if like.is_known:
             self._clusters, self._cluster_counts, self.clusters = clusters.separate_clusters(
-                together, lambda table: self.rows(together, table), Earlier(known, like.cluster)
+                together, lambda table: self.rows(together, table), Earlier(known, like.cluster), self._corrections
             )
             insight = self._keep(knowledge.pieces_of(together, like.cluster, self._corrections, self._clusters))
             self._count(insight)

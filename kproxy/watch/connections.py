@@ -94,7 +94,8 @@ class Connection:
         owner = self._owner
         for event in events:
             if event.__class__ is Exchange and event.response_body is not None and event.response_body.brokers:
-                owner.learn(self.info, event.response_body.brokers, event.response_body.cluster_id)
+                found = event.response_body
+                owner.learn(self.info, found.brokers, found.cluster_id, self.number)
         self.counting.events(events)  # in the cells of their cluster and broker
         if self._feed is not None:
             owner.hear(self._feed, events)
@@ -330,6 +331,7 @@ class Connections:
             connection.end()
             if isinstance(connection, Connection):
                 self._nameless.pop(connection, None)
+                self.clusters.forget(connection.number)
             if self.clusters.names and connection.info.cluster not in self.clusters.names:
                 self._on_unknown()
         self._copies.discard(flow)
@@ -342,15 +344,19 @@ class Connections:
     # --- brokers -----------------------------------------------------------------------------------------------------
 
     def learn(
-        self, info: ConnectionInfo, brokers: Mapping[tuple[str, int], int], cluster_id: str | None = None
+        self,
+        info: ConnectionInfo,
+        brokers: Mapping[tuple[str, int], int],
+        cluster_id: str | None = None,
+        number: int | None = None,
     ) -> None:
-        """Apply the brokers in an answer to a connection: node ids by (host, port)."""
+        """Apply the brokers in an answer to a connection with a number: node ids by (host, port)."""
         if cluster_id and (name := cluster_id[:MAX_ID]) not in self.cluster_ids:
             self.cluster_ids = [*self.cluster_ids, name][:MAX_CLUSTERS]
-        if self.clusters.learn(info, brokers, cluster_id):
+        if self.clusters.learn(info, brokers, cluster_id, number):
             self._on_clusters(self.clusters)
             self.name_clusters()
-        cells = self._metrics.cluster(self.clusters.at(info) or self._cluster)
+        cells = self._metrics.cluster(self.clusters.at(info, number) or self._cluster)
         named = [(node_id, Address(*at)) for at, node_id in brokers.items()]
         known = [(node_id, address) for node_id, address in named if address.host and 0 < address.port < 1 << 16]
         for node_id in self._destinations_of(cluster_id).learn(known):

@@ -112,7 +112,31 @@ def by_listeners():
 
 
 def at_one_address():
-    return [Talk(1, "10.0.1.1").metadata(1, EAST, "east"), Talk(2, "10.0.1.1").metadata(1, EAST, "west")]
+    """As behind something that passes the requests of one connection on to two clusters."""
+    return [Talk(1, "10.0.1.1").metadata(1, EAST, "east").metadata(2, EAST, "west")]
+
+
+def rebuilt():
+    """A cluster that was built anew at its addresses; only the new one has a connection without Metadata."""
+    return [
+        Talk(1, "10.0.1.1", "before").metadata(1, EAST, "old").metadata(2, EAST, "old"),
+        Talk(2, "10.0.1.1", "after").metadata(1, EAST, "new").metadata(2, EAST, "new"),
+        Talk(3, "10.0.1.1", "more").metadata(1, EAST, "new"),
+        Talk(4, "10.0.1.2", "after").versions(1),
+        Talk(5, "10.0.1.2", "stranger").versions(1),
+    ]
+
+
+def behind_nat():
+    """Two clusters that advertise the same addresses, each behind ports of its own."""
+    talks = []
+    for port, outside, cluster_id in ((1, 19092, "east"), (2, 29092, "west")):
+        talk = Talk(port, "127.0.0.9", cluster_id)
+        talk.ends = (talk.ends[0], (talk.ends[1][0], outside))
+        talk.packets.clear()
+        talk.next = [1000 * port, 2000 * port]
+        talks.append(talk.shake().metadata(1, EAST, cluster_id).metadata(2, EAST, cluster_id))
+    return talks
 
 
 def test_cluster_ids_distinguish_clusters_and_each_has_its_topology(tmp_path):
@@ -150,6 +174,23 @@ def test_listeners_of_one_cluster_are_one_cluster(tmp_path):
 def test_clusters_at_the_same_addresses_in_one_capture_are_counted(tmp_path):
     found, kinds, _ = converted(tmp_path, {"one": at_one_address()})
     assert set(found["one"].values()) == {"default"} and kinds["one.pcap"]["clusters_as_one"] == 1
+
+
+def test_connections_to_an_address_of_two_clusters_have_the_cluster_of_their_answers(tmp_path):
+    found, kinds, topology = converted(tmp_path, {"one": rebuilt()})
+    assert found["one"] == {1: "old", 2: "new", 3: "new", 4: "new", 5: "default"}
+    of_one = kinds["one.pcap"]
+    assert (of_one["clusters"], of_one["cluster_unknown"], of_one.get("clusters_as_one")) == (2, 1, None)
+    assert {row["change"] for row in topology} == {"appeared", "created"}  # nothing of one is lost by the other
+    assert sum(row["kind"] == "broker" for row in topology) == 4
+    again, _, _ = converted(tmp_path, {"two": rebuilt()}, append=True)  # the names stay
+    assert again == {"one": found["one"], "two": found["one"]}
+
+
+def test_clusters_that_advertise_the_same_addresses_behind_other_ports_are_distinguished(tmp_path):
+    found, _, topology = converted(tmp_path, {"one": behind_nat()})
+    assert found["one"] == {1: "east", 2: "west"}
+    assert {row["change"] for row in topology} == {"appeared", "created"}
 
 
 def test_captures_of_one_run_may_be_of_several_clusters_at_the_same_addresses(tmp_path):

@@ -17,7 +17,7 @@ from kproxy.spark.target import STAGE, Target
 from kproxy.tables import dataset, schema
 from tests.capture import packet
 from tests.captures import capture
-from tests.convert.test_clusters import EAST, WEST, Talk
+from tests.convert.test_clusters import EAST, WEST, Talk, converted, rebuilt
 from tests.spark.test_pipeline import assert_same_rows, known, rows
 
 HOUR = "date=2026-01-31/hour=10"
@@ -283,3 +283,11 @@ def test_added_captures_are_assigned_to_existing_or_new_clusters(spark, tmp_path
         pipeline.ingest(spark, [folder / f"{name}.pcap"], out, append=True)
     found = {row["source"]: row["cluster"] for row in rows(out, schema.CONNECTIONS).to_pylist()}
     assert found == {"a.pcap": "default", "b.pcap": "west", "c.pcap": "default"}
+
+
+@pytest.mark.ring2
+def test_clusters_at_the_same_addresses_are_those_of_convert(spark, tmp_path):
+    clusters, _, _ = converted(tmp_path, {"one": rebuilt()})
+    out = tmp_path / "ingested"
+    pipeline.ingest(spark, [tmp_path / "one.pcap"], out)
+    assert {row["client_port"]: row["cluster"] for row in rows(out, schema.CONNECTIONS).to_pylist()} == clusters["one"]

@@ -18,10 +18,12 @@ from tests.convert.test_clusters import (
     WEST,
     Talk,
     at_one_address,
+    behind_nat,
     by_clients,
     by_ids,
     by_listeners,
     converted,
+    rebuilt,
     without_ids,
 )
 
@@ -88,8 +90,17 @@ class Watched:
 
 @pytest.mark.parametrize(
     "talks",
-    (by_ids(), by_clients(), without_ids((11, 12)), without_ids((1, 12)), by_listeners(), at_one_address()),
-    ids=("ids", "clients", "no_ids", "no_ids_same_nodes", "listeners", "one_address"),
+    (
+        by_ids(),
+        by_clients(),
+        without_ids((11, 12)),
+        without_ids((1, 12)),
+        by_listeners(),
+        at_one_address(),
+        rebuilt(),
+        behind_nat(),
+    ),
+    ids=("ids", "clients", "no_ids", "no_ids_same_nodes", "listeners", "one_address", "rebuilt", "nat"),
 )
 def test_connections_get_the_same_clusters_as_in_convert(tmp_path, talks):
     found, kinds, _ = converted(tmp_path, {"it": talks})
