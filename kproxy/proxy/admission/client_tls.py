@@ -27,7 +27,8 @@ from kproxy.wire.frames import sniff
 _HANDSHAKE = 0x16  # the first byte of every TLS connection
 _LOOKED_AT = 16
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
-_HTTP = re.compile(rb"(GET|HEAD|POST|PUT|OPTIONS|CONNECT) ")
+_HTTP = re.compile(rb"(GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE|PRI) ")  # PRI: HTTP/2
+_SSL_2 = re.compile(rb"[\x80-\xff].\x01(\0\x02|\x03[\0-\x03])", re.DOTALL)  # a ClientHello (RFC 5246, E.2)
 
 log = logging.getLogger("kproxy.tls")
 
@@ -154,7 +155,7 @@ class ClientHandshakes:
         if isinstance(fault, ssl.SSLError):
             return RefusedClient("tls", f"the TLS handshake failed: {_plain(reason) or fault}", "other")
         if not connection.has_hello:
-            text = "it closed the connection within its first message, as health checks do"
+            text = "it closed the connection before its TLS handshake was answered, as health checks do"
             return RefusedClient("tls", text, "closed", said_nothing=True)
         text = f"the client{asked} closed the connection in the TLS handshake: does it trust the CA of `certificate`?"
         return RefusedClient("tls", text, "closed")
@@ -178,6 +179,12 @@ async def _begins(sock: socket.socket) -> None:
         return
     if _HTTP.match(first):
         raise RefusedClient("tls", "HTTP on a port for Kafka over TLS: the admin port is another one", "http")
+    if _SSL_2.match(first):
+        text = (
+            "its ClientHello is in the format of SSL 2.0, as health checks and clients of 2010 send it: have it use "
+            "TLS 1.2 or newer"
+        )
+        raise RefusedClient("tls", text, "version")
     kind, text = sniff(first)
     if kind == "proxy_protocol":  # from a balancer: the client behind it may use TLS
         raise RefusedClient("tls", text, "other")

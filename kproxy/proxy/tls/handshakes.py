@@ -30,6 +30,7 @@ _NICE = 10  # a tenth of a core that is otherwise busy
 _HANDSHAKE = 0x16  # the type of a client's first record
 _HEAD_BYTES = 5  # of a record's header: type, version and length (RFC 8446, 5.1)
 _MAX_RECORD_BYTES = 1 << 14
+_CLOSE_WAIT = 8  # include/net/tcp_states.h of Linux
 
 
 class Stalled(TimeoutError):
@@ -150,6 +151,8 @@ class Handshakes:
                 await self._run(sock, None)
             return
         await first_record(sock)
+        if _has_ended(sock):
+            raise EOFError("it closed the connection before its TLS handshake was answered")
         async with self._clients.one() as place:
             await self._run(sock, place)
 
@@ -191,6 +194,14 @@ async def first_record(sock: socket.socket) -> bool:
         if wanted > _HEAD_BYTES or len(head) < _HEAD_BYTES or head[0] != _HANDSHAKE:
             return len(head) >= _HEAD_BYTES and head[0] == _HANDSHAKE
         wanted += min(int.from_bytes(head[3:5], "big"), _MAX_RECORD_BYTES)
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """Whether the peer has sent its FIN: it waits for no answer, and there is no certificate that it could reject."""
+    try:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _CLOSE_WAIT
+    except (AttributeError, OSError):  # not on Linux
+        return False
 
 
 def _peek(sock: socket.socket, count: int) -> bytes:

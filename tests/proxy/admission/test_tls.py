@@ -148,20 +148,22 @@ def test_tls_towards_clients_alone_works_and_the_log_names_each_mistake(authorit
 
 
 def test_probes_are_counted_without_a_warning_and_clients_that_leave_get_one(authority, caplog):
-    """A probe ends before its ClientHello is whole, by FIN or by RST."""
+    """A probe ends before its ClientHello is whole, by FIN or by RST, or right behind it."""
 
     async def test():
         async with kproxy(cluster={"tls": ClientTls(**authority.server().settings())}) as here:
             hello = _hello("localhost")
-            for sent in (b"\x16", b"\x16\3", hello[:20], hello[:-1]):
+            for sent in (b"\x16", b"\x16\3", hello[:20], hello[:-1], hello):
                 for resets in (False, True):
                     probe = await Wire.dial(here.port)
+                    if sent == hello:
+                        probe.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # FIN in the same segment
                     await probe.send(sent)
                     if resets:
                         probe.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     probe.close()
-            await here.until(lambda: results(here) == {"closed": 8})
-            assert here.counted.disconnects == {"tls": 8} and here.counted.silent == 8
+            await here.until(lambda: results(here) == {"closed": 10})
+            assert here.counted.disconnects == {"tls": 10} and here.counted.silent == 10
             assert not [
                 line for line in caplog.records if "refused=" in line.getMessage() and line.levelno > logging.INFO
             ]
@@ -169,12 +171,41 @@ def test_probes_are_counted_without_a_warning_and_clients_that_leave_get_one(aut
             await client.send(hello)
             await receive(client.sock, 1)
             client.close()
-            await here.until(lambda: results(here) == {"closed": 9})
-            assert here.counted.silent == 8
+            await here.until(lambda: results(here) == {"closed": 11})
+            assert here.counted.silent == 10
 
     live(test())
     (warning,) = [line for line in caplog.records if "refused=" in line.getMessage() and line.levelno > logging.INFO]
     assert "closed the connection in the TLS handshake: does it trust the CA" in warning.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("sent", "result", "text"),
+    (
+        (bytes.fromhex("802e0100020015000000100700c0") + bytes(34), "version", "in the format of SSL 2.0"),
+        (bytes.fromhex("802e0103010015000000100700c0") + bytes(34), "version", "in the format of SSL 2.0"),
+        (
+            bytes.fromhex("16030000330100002f0300") + bytes(33) + bytes.fromhex("0008000a0009000500040100"),
+            "version",
+            "no version, cipher or key type in common",
+        ),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "http", "HTTP on a port for Kafka over TLS"),
+        (b"DELETE / HTTP/1.1\r\n\r\n", "http", "HTTP on a port for Kafka over TLS"),
+        (request(METADATA, 12, 1), "plaintext", "it does not use TLS"),
+    ),
+    ids=("ssl_2", "tls_in_ssl_2", "ssl_3", "http_2", "http_delete", "kafka"),
+)
+def test_first_bytes_of_other_protocols_are_named(authority, caplog, sent, result, text):
+    async def test():
+        async with kproxy(cluster={"tls": ClientTls(**authority.server().settings())}) as here:
+            wire = await Wire.dial(here.port)
+            await wire.send(sent)
+            with suppress(ConnectionResetError):
+                await wire.rest()
+            await here.until(lambda: results(here) == {result: 1})
+
+    live(test())
+    assert len([line for line in caplog.messages if text in line]) == 1
 
 
 def _only_old(authority):
