@@ -4,9 +4,9 @@ Duty: `Capture` reads a file, or rotated files one after the other, in windows; 
 its reader. Memory: one window of 512 KiB and the records in it, or one record if that is larger; plain files of
 classic pcap are read by column instead (columns/mapped.py).
 
-A file that ends inside a record, and an implausible header of a record, are flaws of the capture, not errors: they are
-counted, and reading resumes at the next place where records follow each other. Only a file that is no capture at all
-raises `CaptureError`.
+A file that ends inside a record, and an implausible record header, are flaws of the capture, not errors: they are
+counted, and reading resumes at the next chain of plausible records. Only a file that is no capture raises
+`CaptureError`.
 
 Refuses to know what is in a packet.
 """
@@ -54,7 +54,7 @@ class Capture:
         return self._before + (self._bytes.consumed if self._bytes else 0)
 
     def windows(self) -> Generator[Window, None, None]:
-        """Windows of all files; of a followed file also those of the files that get its name later."""
+        """Windows of all files; with `follow` also of the files that replace the last one under its name."""
         for path in self.paths[:-1]:
             yield from self._windows(path, None)
         is_replaced = bool(self.paths)
@@ -62,7 +62,7 @@ class Capture:
             is_replaced = yield from self._windows(self.paths[-1], self._follow)
 
     def _windows(self, path: Path | str, follow: Callable[[], bool] | None) -> Generator[Window, None, bool]:
-        """Windows of a file; returns whether another file has its name now."""
+        """Windows of a file; returns whether another file replaced it under its name."""
         source = self._bytes = files.Bytes(path, follow=follow, storage=self._storage)
         try:
             before = self.quality.count("cut_file")
@@ -77,7 +77,7 @@ class Capture:
 
 
 def in_time(paths: Sequence[str], storage: Storage = LOCAL) -> list[str]:
-    """Files of one capture by their first packets: `tcpdump -C` numbers them without zeros before, so names mislead."""
+    """Files of one capture in the order of their first packets: `tcpdump -C` does not pad the numbers in names."""
     # anything but a file, like a pipe, can be read only once
     if not all(map(storage.is_file, paths)):
         return list(paths)
@@ -85,7 +85,7 @@ def in_time(paths: Sequence[str], storage: Storage = LOCAL) -> list[str]:
 
 
 def _begin_ns(path: str, storage: Storage) -> float:
-    """When a file begins; one without packets, and one that its reader will complain of, comes last."""
+    """The time of a file's first packet; infinite for a file without packets and for one that is no capture."""
     windows = Capture([path], Quality(), storage=storage).windows()
     try:
         return next((window.records[0][0] for window in windows), inf)

@@ -1,25 +1,25 @@
-"""The capturing machine's clock, if it was set during the capture: times without its steps.
+"""Corrects the times of a capture whose machine's clock was set during the capture.
 
-Duty: a capture has the wall clock's times. If that was set back or forth, all durations across the step would be
-wrong, and after a step back later ones too. So times after a step are shifted by its size: they continue the clock as
-it was before. A step counts only if a connection shows it:
+Duty: a capture has the times of the wall clock. If the clock was set back or forward, all durations across the step
+would be wrong, and after a step back later ones too. `Clock` shifts the times after a step by its size, so that they
+continue the clock before the step. A jump of the clock counts as a step only if a connection proves it:
 
-- back: a connection goes on, in sequence, STEP_NS or more before a packet that it had already sent. Concatenated
-  captures, and packets that overtook others, do not look like that;
-- forth: the clock jumps by STEP_NS or more, and the TCP timestamps of a connection show less than half of that. How
-  often they count is measured by the packets before the jump, among the frequencies TICKS_NS of known kernels; if there
-  are too few packets, they count 10 times a second at least;
-- and a jump back to the clock before a step.
+- back: a connection continues in sequence, STEP_NS or more before the time of its previous packet. Concatenated
+  captures and reordered packets do not look like this;
+- forward: the clock jumps by STEP_NS or more, and the TCP timestamps of a connection advance by less than half of that.
+  The packets before the jump show their frequency, one of TICKS_NS of known kernels; if there are too few packets, it
+  is assumed to be at least 10 Hz;
+- back to the clock before an earlier step.
 
-A jump forth is the step and a true pause: the TCP timestamps say how long that was, as during a broker's outage. Where
-they do not, a step is assumed to be of whole seconds if the packets before and after it are then less than WHOLE_NS
-apart, else these get the same time.
+A jump forward is a step plus a real pause, as during a broker's outage: the TCP timestamps show the length of the
+pause. If they do not, the step is assumed to be whole seconds if the packets before and after it are then less than
+WHOLE_NS apart; otherwise these packets get the same time.
 
-If no connection shows what the last jump of a window was, the next windows may. The packets between, fewer than BESIDE,
-keep their times then, since they were handed on before.
+If no connection in a window proves or refutes its last jump, the next windows may. The packets in between, fewer than
+NEIGHBOURS, then keep their times, since they were already passed on.
 
-Memory: the last BESIDE packets of a window, and the timestamps of their connections. Work: the BESIDE packets before
-and after each jump. Refuses to know payloads and flows.
+Memory: the last NEIGHBOURS packets of a window, and the timestamps of their connections. Work: the NEIGHBOURS packets
+before and after each jump. Refuses to know payloads and flows.
 """
 
 from collections.abc import Sequence
@@ -36,45 +36,45 @@ from kproxy.capture.records import SECOND, Record, Window
 
 STEP_NS = 250_000_000
 WHOLE_NS = 10_000_000
-BESIDE = 256
+NEIGHBOURS = 256  # packets before and after a jump that may prove it
 NEAR = 64 << 20  # bytes that a connection may have sent in between
-SLOWEST_TICK_NS = 100_000_000  # of TCP timestamps: 1 ms is usual, and 10 ms of old kernels
+SLOWEST_TICK_NS = 100_000_000  # unit of TCP timestamps: usually 1 ms, 10 ms in old kernels
 TICKS_NS = (1_000, 1_000_000, 4_000_000, 10_000_000, SLOWEST_TICK_NS)  # 1 us: Linux 6.7's tcp_usec_ts
-LEAST_TICKS = 10  # to distinguish one frequency from another
-DRIFT = 500  # two clocks differ by much less than this part of a time
+MIN_TICKS = 10  # fewer do not distinguish the frequencies
+DRIFT = 500  # two clocks drift apart by much less than 1/DRIFT of a duration
 
 
 class _Seen(NamedTuple):
-    """A packet's data about its connection's direction."""
+    """The time, sequence number and TCP timestamp of a packet."""
 
     time_ns: int
     seq: int
-    ticks: int  # of the TCP timestamp; -1: it has none
+    ticks: int  # TCP timestamp; -1: the packet has none
 
 
 class _Jump(NamedTuple):
-    """A jump of the clock that no connection has shown to be a step, or none, so far."""
+    """A jump of the clock that no connection has proved or refuted as a step so far."""
 
     size: int  # nanoseconds
     before: dict[bytes, tuple[_Seen, _Seen]]  # the first and the last packet of each direction of a connection
-    shift_ns: int  # added to the times there
-    room: int  # packets after those seen so far that may still show it
+    shift_ns: int  # added to the times before the jump
+    room: int  # further packets that may still prove it
 
 
 class Clock:
-    """Takes the windows of a capture one after the other; the steps of its clock are noted in `quality`."""
+    """Takes the windows of a capture one after the other; counts the steps of its clock in `quality`."""
 
     def __init__(self, quality: Quality) -> None:
         self.steps = 0
         self._quality = quality
         self._dissect = Dissector(Quality()).segment
-        self._shift_ns = 0  # added to the times now
-        self._last: Window | None = None  # the end of the window before, with these times
+        self._shift_ns = 0  # added to the current times
+        self._last: Window | None = None  # the end of the previous window, with shifted times
         self._last_ns = -1
-        self._open: _Jump | None = None  # the last jump, if the next window may show what it is
+        self._open: _Jump | None = None  # the last jump, if the next window may prove it
 
     def take(self, window: Window) -> Window:
-        """A window with the times as if the clock had not been set."""
+        """Return a window with the times of a clock that was not set."""
         records = window.records
         if not records:
             return window
@@ -92,8 +92,8 @@ class Clock:
                 is_shifted = True
         if is_shifted:
             window = window._replace(records=_at(records, shifted))
-        last = kept(window, max(0, len(records) - BESIDE))
-        self._last = last._replace(records=last.records[-BESIDE:])
+        last = kept(window, max(0, len(records) - NEIGHBOURS))
+        self._last = last._replace(records=last.records[-NEIGHBOURS:])
         return window
 
     def clear(self) -> None:
@@ -107,35 +107,35 @@ class Clock:
         self._quality.note("clock_step", time_ns)
 
     def _close(self, window: Window, times: np.ndarray) -> None:
-        """Look for what the last jump before this window was."""
+        """Decide whether the last jump before this window was a step."""
         jump, self._open = self._open, None
         if jump is None or not (step := self._shown(jump, window, times + jump.shift_ns, 0)):
             return
         self._set(step, int(times[0]) + self._shift_ns - step)
         if self._last is not None:
             since = times_of(self._last.records).copy()
-            since[-(BESIDE - jump.room) :] -= step
+            since[-(NEIGHBOURS - jump.room) :] -= step
             self._last = self._last._replace(records=_at(self._last.records, since))
 
     def _step(self, window: Window, times: np.ndarray, index: int, jump: int) -> int:
-        """Return by how many nanoseconds the clock was set at a record whose time jumps; 0: it was not.
+        """Return the step, in nanoseconds, at a record whose time jumps; 0: the clock was not set.
 
-        times: of the window's records, without the steps before this one.
+        times: the times of the window's records, corrected for the steps before this one.
         """
         if jump > 0 and self._shift_ns > 0 and abs(jump - self._shift_ns) < STEP_NS:
-            return _size(jump)  # back to where it was
-        before = self._seen(window, times, max(0, index - BESIDE), index)
-        if index < BESIDE and self._last is not None and self._last.records:
+            return _size(jump)  # back to the clock before an earlier step
+        before = self._seen(window, times, max(0, index - NEIGHBOURS), index)
+        if index < NEIGHBOURS and self._last is not None and self._last.records:
             earlier = times_of(self._last.records)
-            low = max(0, len(earlier) + index - BESIDE)
+            low = max(0, len(earlier) + index - NEIGHBOURS)
             for key, (first, last) in self._seen(self._last, earlier, low, len(earlier)).items():
                 before[key] = first, before.get(key, (first, last))[1]
-        return self._shown(_Jump(jump, before, self._shift_ns, BESIDE), window, times, index)
+        return self._shown(_Jump(jump, before, self._shift_ns, NEIGHBOURS), window, times, index)
 
     def _shown(self, jump: _Jump, window: Window, times: np.ndarray, index: int) -> int:
-        """Return the step that the packets from `index` on show a jump to be; 0: none.
+        """Return the step, in nanoseconds, that the packets from `index` on prove; 0: none.
 
-        times: of the window's records, without the steps before the jump.
+        times: the times of the window's records, corrected for the steps before the jump.
         """
         size, before, _, room = jump
         for number in range(index, min(len(window.records), index + room)):
@@ -150,7 +150,7 @@ class Clock:
             elif last.ticks >= 0 and seen.ticks >= 0:
                 ticks = (seen.ticks - last.ticks) & MASK
                 if not ticks and seen.seq == last.seq:
-                    continue  # maybe the same packet, captured at the other end too
+                    continue  # possibly the same packet, captured at the other end
                 tick_ns = _tick_ns(first, last)
                 apart_ns = seen.time_ns - last.time_ns
                 missing = apart_ns - ticks * (tick_ns or SLOWEST_TICK_NS)
@@ -181,22 +181,22 @@ class Clock:
 
 
 def _size(jump: int) -> int:
-    """The step of a jump: of whole seconds if the packets around it can be that far apart."""
+    """The step of a jump: whole seconds, if the remaining pause is shorter than WHOLE_NS; otherwise all of it."""
     whole = jump // SECOND * SECOND
     return whole if jump - whole < WHOLE_NS else jump
 
 
 def _tick_ns(first: _Seen, last: _Seen) -> int | None:
-    """Nanoseconds between two counts of a sender's TCP timestamp; None: it sent too few packets."""
+    """The unit of a sender's TCP timestamps, in nanoseconds; None: it sent too few packets."""
     ticks = (last.ticks - first.ticks) & MASK if first.ticks >= 0 else 0
     passed_ns = last.time_ns - first.time_ns
-    if not LEAST_TICKS <= ticks < HALF or passed_ns <= 0:
+    if not MIN_TICKS <= ticks < HALF or passed_ns <= 0:
         return None
     return next((tick_ns for tick_ns in TICKS_NS if 0.5 < passed_ns / (ticks * tick_ns) < 2), None)
 
 
 def _ticks(options: bytes) -> int:
-    """The sender's timestamp among the options of TCP (RFC 7323); -1: there is none."""
+    """The sender's timestamp (TSval) in TCP options (RFC 7323); -1: there is none."""
     at = 0
     while at + 1 < len(options):
         kind = options[at]

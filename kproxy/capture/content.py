@@ -18,8 +18,8 @@ from kproxy.zookeeper.session import side_of
 
 KAFKA, TLS, ZOOKEEPER, HTTP, NOT_KAFKA = "kafka", "tls", "zookeeper", "http", "not_kafka"
 
-HEAD = 64 * 1024  # looked at of each side at most
-_OVER = 16  # bytes after a body's end that are still believed: librdkafka sends three
+HEAD = 64 * 1024  # most bytes of each side that are examined
+_OVER = 16  # most bytes after a body's end that are accepted: librdkafka sends three
 # How clients of other protocols begin; none of them is a plausible size of a request.
 _FOREIGN = (
     ("MQTT", re.compile(rb"\x10(?:[\x80-\xff]{0,3}[\0-\x7f])\0(?:\x04MQTT|\x06MQIsdp)")),
@@ -35,7 +35,7 @@ _FOUR_LETTERS = frozenset(
 
 
 def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: str | None) -> str | None:
-    """The protocol of the client's first bytes, with the broker's as a help; None: more bytes are needed.
+    """The protocol by the client's first bytes, and the broker's if needed; None: more bytes are needed.
 
     trusted: the user's protocol for this port; it holds, unless the bytes are clearly of another one.
     """

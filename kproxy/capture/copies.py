@@ -1,25 +1,25 @@
-"""Packets captured twice, as at both ends of a link or on a bridge and its member, apart from segments sent again.
+"""Distinguishes packets captured twice, as at both ends of a link or on a bridge and its member, from retransmissions.
 
-Duty: remembers the headers of the packets of the last SAME_PACKET_NS and finds a packet among them. A packet's identity
-is its addresses, IP identity, payload length, TCP's header up to the window and the first OPTION_BYTES of its options,
-which contain its timestamp. A retransmission is another packet: its IP identity or its timestamp differs. Checksums are
-not compared: if the network card computes them, the sender's own capture has others.
+Duty: keeps the headers of the packets of the last SAME_PACKET_NS, and searches them for a packet. A packet's identity
+is its addresses, IP identification, payload length, TCP header up to the window and the first OPTION_BYTES of its
+options, which contain its timestamp. A retransmission differs in its IP identification or its timestamp. Checksums are
+not compared: if the network card computes them, they are different in the sender's own capture.
 
-Where a network card or the kernel joins and cuts segments (TSO, GSO, GRO), the captures at both ends have the same
-bytes in other segments. Such a segment is a copy if others of its run had all of its bytes: segments of one
-run have the same acknowledgement, window and timestamp (cards copy them, and only such segments are joined), and
-identities that count the segments. A retransmission has a later timestamp, or in the same millisecond a later
-identity. With timestamps, all may have one identity (Linux's SKB_GSO_TCP_FIXEDID). Without them, as Windows sends by
-default, the identities must fit segments of one size.
+If a network card or the kernel joins and cuts segments (TSO, GSO, GRO), the captures at both ends have the same bytes
+in different segments. Such a segment is a copy if other segments of its run contain all of its bytes. The segments of a
+run have the same acknowledgement, window and timestamp (cards copy them, and only such segments are joined), and IP
+identifications that count the segments. A retransmission has a later timestamp, or in the same millisecond a later IP
+identification. If the segments have timestamps, their IP identifications may be equal (Linux's SKB_GSO_TCP_FIXEDID).
+Without timestamps, the default of Windows, the IP identifications must fit segments of one size.
 
-If neither a timestamp nor an identity that changes from packet to packet identifies it, a packet is a copy only within
-AT_ONCE_NS: a retransmission takes a round trip at least.
+A packet without a timestamp and without an IP identification that changes from packet to packet is a copy only within
+AT_ONCE_NS, since a retransmission takes a round trip at least.
 
-Time counts from packet to packet. Where a capture goes back in time, as several that were concatenated do, what comes
-after that is far from what came before it, unless it goes back by less than SAME_PACKET_NS.
+Durations are the sums of the times between consecutive packets. If a capture goes back in time by SAME_PACKET_NS or
+more, as concatenated captures do, the packets after that count as far from the packets before it.
 
-Memory: the headers of the last MAX_PACKETS packets, and of the window in hand. Windows are indexed when a packet is
-first looked for in them, so a clean capture costs nothing. Refuses to know connections.
+Memory: the headers of the last MAX_PACKETS packets, and of the current window. Windows are indexed when they are first
+searched, so a clean capture costs nothing. Refuses to know connections.
 """
 
 from collections import deque
@@ -38,19 +38,19 @@ from kproxy.capture.packets import SAME_PACKET_NS, SYN, Segment
 from kproxy.capture.reassembly import HALF, MASK, ahead
 from kproxy.capture.records import Record, Window
 
-MAX_PACKETS = 1 << 16  # that are remembered
-MIN_PRUNED = 1 << 12  # headers read one by one that are worth a look which of them are too old
-MAX_OF_RUN = 1 << 9  # headers of one direction read one by one, the last ones, that are looked through for a run
-SEGMENT_BYTES = range(244, 9217)  # of payload in segments of offload: Linux's min_adv_mss less timestamps, to jumbo
-ETHERNET_BYTES = range(1200, 1461)  # the same, with an MTU of 1500 at most
+MAX_PACKETS = 1 << 16  # packets whose headers are kept
+MIN_PRUNED = 1 << 12  # headers read one by one, below which old ones are not pruned
+MAX_OF_RUN = 1 << 9  # the last headers of one direction, read one by one, that are searched for a run
+SEGMENT_BYTES = range(244, 9217)  # payload of offloaded segments: Linux's min_adv_mss less timestamps, to jumbo frames
+ETHERNET_BYTES = range(1200, 1461)  # the same, with an MTU of at most 1500
 
 _NO_PACKETS = np.zeros(0, np.int64)
 
 
 class Occurrence(NamedTuple):
-    """A packet's place in the capture; the packets that are remembered at it are `since_ns` and `since` at least."""
+    """A packet's place in the capture; packets from `since_ns` and `since` on are kept at it."""
 
-    passed_ns: int  # the time that had passed
+    passed_ns: int  # time since the first packet
     number: int
 
     @property
@@ -69,16 +69,16 @@ def times_of(records: Sequence[Record]) -> np.ndarray:
 
 @dataclass(slots=True)
 class Headers:
-    """The headers of a window's packets that are plain."""
+    """The headers of a window's packets that were read by column."""
 
     first: int  # the number of the window's first packet
-    passed: np.ndarray  # the time that had passed at each packet of the window
+    passed: np.ndarray  # time since the capture's first packet, in ns, for each packet of the window
     heads: inorder.Heads | None
     head: np.ndarray | None
     indexed: "tuple[dict[bytes, int], np.ndarray, np.ndarray] | None" = None
 
     def places(self, key: bytes, ack: int | None) -> np.ndarray:
-        """The places in `heads` of one direction's packets: of all, or of those with an acknowledgement."""
+        """The places in `heads` of one direction's packets; ack: only packets with this acknowledgement."""
         assert self.heads is not None
         if self.indexed is None:
             numbers, number = inorder.key_numbers(self.heads)
@@ -94,7 +94,7 @@ class Headers:
         return places[slice(*np.searchsorted(mixed, span))]
 
     def near(self, places: np.ndarray, at: Occurrence) -> np.ndarray:
-        """Those of some places whose packets are remembered at a packet, and come before it."""
+        """Select the places whose packets come before a packet and are still kept at it."""
         assert self.heads is not None
         index = self.heads.index[places]
         is_near = (index >= at.since - self.first) & (index < at.number - self.first)
@@ -102,31 +102,31 @@ class Headers:
         return found
 
     def rows(self, places: np.ndarray) -> np.ndarray:
-        """The identities of packets at places in `heads`, in words."""
+        """The identities of packets at places in `heads`, as words of 64 bits."""
         assert self.heads is not None and self.head is not None
         return inorder.rows_of(self.heads, self.head, places)
 
 
-Beside = tuple[Headers, np.ndarray, np.ndarray]  # a window, places in its heads, the identities there in words
+Candidates = tuple[Headers, np.ndarray, np.ndarray]  # a window, places in its heads, their identities in words
 
 
 class Recent:
-    """The packets of the last moments, and the window in hand."""
+    """The packets of the last SAME_PACKET_NS, and the current window."""
 
     def __init__(self) -> None:
-        self.columns: Columns | None = None  # of the window in hand, if it has as many packets as columns are worth
-        self.plain = b""  # of each of its packets, whether its header is found by column
+        self.columns: Columns | None = None  # the current window by column, if it has enough packets
+        self.plain = b""  # a byte for each packet of the window: 1 if its header was read by column
         self.goes_back = False  # whether any packet so far is far earlier than the one before it
-        self._stamp_ns = -1  # of the last packet
-        self._passed_ns = 0  # up to it
-        self._count = 0  # packets before the window in hand
+        self._stamp_ns = -1  # time of the last packet
+        self._passed_ns = 0  # time from the first packet to the last
+        self._count = 0  # packets before the current window
         self._windows: deque[Headers] = deque()
-        self._noted: dict[bytes, dict[bytes, Occurrence]] = {}  # when others were there last, by key and row
+        self._noted: dict[bytes, dict[bytes, Occurrence]] = {}  # last occurrence of other packets, by key and row
         self._noted_count = self._noted_limit = 0
-        self._current: tuple[int, Occurrence | None] = -1, None  # the packet noted last, when it was there before
+        self._current: tuple[int, Occurrence | None] = -1, None  # the packet noted last, and its previous occurrence
 
     def add(self, window: Window) -> None:
-        """The next window is in hand."""
+        """Begin the next window."""
         records = window.records
         self._current = -1, None
         self.columns = Columns.of(window) if len(records) >= inorder.FEWEST else None
@@ -149,7 +149,7 @@ class Recent:
         self._count += len(records)
 
     def let_go(self) -> None:
-        """The window in hand is done with: forget what is too old."""
+        """End the current window, and drop headers that are too old."""
         self.columns = None
         since_ns, since = self._passed_ns - SAME_PACKET_NS, self._count - MAX_PACKETS
         windows = self._windows
@@ -169,14 +169,14 @@ class Recent:
             self._noted_limit = 2 * self._noted_count
 
     def clear(self) -> None:
-        """Another capture begins."""
+        """Drop all headers: another capture begins."""
         self._windows.clear()
         self._noted.clear()
         self._noted_count = self._noted_limit = 0
         self._stamp_ns = -1
 
     def note(self, index: int, segment: Segment) -> None:
-        """Remember the `index`th packet in hand, whose header is not `plain`."""
+        """Keep the header of the window's packet `index`, which was not read by column."""
         rows = self._noted.setdefault(segment[1], {})
         row = row_of(segment)
         before = rows.get(row)
@@ -185,30 +185,30 @@ class Recent:
         rows[row] = self._at(index)
 
     def has(self, index: int, segment: Segment) -> bool:
-        """Whether a packet shortly before the `index`th in hand is the same."""
+        """Whether the window's packet `index` is a copy of one shortly before."""
         key, row, at = segment[1], row_of(segment), self._at(index)
-        return self._has(index, key, row, at, self._beside(key, row, at))
+        return self._has(index, key, row, at, self._candidates(key, row, at))
 
     def has_bytes(self, index: int, segment: Segment) -> bool:
-        """Whether its bytes were there shortly before the `index`th in hand: the same packet, or segments of its run,
-        cut as offload cuts them."""
+        """Whether packets shortly before contain the bytes of the window's packet `index`: the same packet, or
+        segments of its run, as offload cuts them."""
         key, row, at = segment[1], row_of(segment), self._at(index)
-        beside = self._beside(key, row, at)
-        return self._has(index, key, row, at, beside) or self._has_run(key, row, at, beside)
+        candidates = self._candidates(key, row, at)
+        return self._has(index, key, row, at, candidates) or self._has_run(key, row, at, candidates)
 
     def _at(self, index: int) -> Occurrence:
-        """The place of the `index`th packet in hand."""
+        """The place in the capture of the window's packet `index`."""
         window = self._windows[-1]
         return Occurrence(int(window.passed[index]), window.first + index)
 
-    def _has(self, index: int, key: bytes, row: bytes, at: Occurrence, beside: Sequence[Beside]) -> bool:
+    def _has(self, index: int, key: bytes, row: bytes, at: Occurrence, candidates: Sequence[Candidates]) -> bool:
         latest = -1
         before = self._current[1] if self._current[0] == index else self._noted.get(key, {}).get(row)
         if before is not None and before.number >= at.since:
             latest = before.passed_ns
-        if beside:
+        if candidates:
             same = np.frombuffer(row, np.uint64)
-            for each, places, rows in beside:
+            for each, places, rows in candidates:
                 found = np.flatnonzero((rows == same).all(axis=1))
                 if len(found):
                     assert each.heads is not None
@@ -218,7 +218,7 @@ class Recent:
             return False
         return latest >= at.passed_ns - AT_ONCE_NS or has_timestamp(row) or self._has_own_identity(key, row, at)
 
-    def _has_run(self, key: bytes, row: bytes, at: Occurrence, beside: Sequence[Beside]) -> bool:
+    def _has_run(self, key: bytes, row: bytes, at: Occurrence, candidates: Sequence[Candidates]) -> bool:
         first, length = inorder.seq_and_length(row)
         if not length:
             return False
@@ -231,9 +231,9 @@ class Recent:
                 continue  # they have no bytes in common
             if other[8:12] == row[8:12] and other[14:28] == row[14:28] and at.since <= before.number < at.number:
                 others.append(other)
-        if beside:
+        if candidates:
             run = inorder.run_of(np.frombuffer(row, np.uint64)[None])
-            for _, _, rows in beside:
+            for _, _, rows in candidates:
                 others += [other.tobytes() for other in rows[(inorder.run_of(rows) == run).all(axis=1)]]
         if not others:
             return False
@@ -246,9 +246,9 @@ class Recent:
             reached = max(reached, following)
         return reached >= length
 
-    def _beside(self, key: bytes, row: bytes, at: Occurrence) -> list[Beside]:
-        """The plain packets shortly before a packet with its acknowledgement that may be the same, or have some of its
-        bytes; the last window first."""
+    def _candidates(self, key: bytes, row: bytes, at: Occurrence) -> list[Candidates]:
+        """The packets by column shortly before a packet, with the same acknowledgement, that may be the same packet or
+        contain some of its bytes; the last window first."""
         first, length = inorder.seq_and_length(row)
         identity = inorder.identity_of(row)
         found = []
@@ -265,14 +265,14 @@ class Recent:
         return found
 
     def is_sure(self, index: int) -> bool:
-        """Whether all packets that the `index`th in hand may be a copy of are remembered."""
+        """Whether the headers of all packets are kept that the window's packet `index` may be a copy of."""
         at = self._at(index)
         return at.since_ns > 0 or at.since > 0
 
     def _has_own_identity(self, key: bytes, row: bytes, at: Occurrence) -> bool:
-        """Whether packets of the last moments with other sequence numbers had other identities, and there were some.
+        """Whether there are recent packets with other sequence numbers, all with other IP identifications.
 
-        A SYN is often the first: it is sent again a second later at the earliest (RFC 6298).
+        A SYN, which is often the first packet, needs none: it is retransmitted after a second or more (RFC 6298).
         """
         identity = inorder.identity_of(row)
         found = bool(identity) and bool(row[13] & SYN)
@@ -291,7 +291,7 @@ class Recent:
         return found
 
     def _has_one_identity(self, key: bytes, row: bytes, at: Occurrence) -> bool:
-        """Whether all segments of that direction that are remembered have the identity of this one."""
+        """Whether all kept segments of that direction have the IP identification of this one."""
         identity = inorder.identity_of(row)
         for other, before in self._noted.get(key, {}).items():
             is_near = before.passed_ns >= at.since_ns and before.number >= at.since
@@ -307,10 +307,8 @@ class Recent:
     def _windows_since(
         self, since_ns: int, key: bytes, ack: int | None = None
     ) -> Iterator[tuple[Headers, inorder.Heads, np.ndarray]]:
-        """Windows that have packets of that time, the last first.
-
-        Each with its heads and the `places` of one direction's packets.
-        """
+        """Yield the windows with packets from `since_ns` on, the last first, with their heads and the `places` of one
+        direction's packets."""
         for each in reversed(self._windows):
             if each.passed[-1] < since_ns:
                 return
@@ -319,10 +317,10 @@ class Recent:
 
 
 def _span(row: bytes, other: bytes, has_one_identity: Callable[[], bool]) -> tuple[int, int]:
-    """Where the bytes of `other` begin and end, from the first of `row` on, if both may be of one run; else (0, 0).
+    """(begin, end) of the bytes of `other`, relative to the first of `row`, if both may be of one run; else (0, 0).
 
-    Segments of one run take identities in turn: those between the two are as many as the segments between them. All
-    have the same timestamp too, if they have one; then identities that are always 0 are no objection.
+    The IP identifications of a run's segments are consecutive: their difference is the number of segments between. The
+    segments have the same timestamp, if any; with one, IP identifications may always be 0.
     """
     number, length = inorder.seq_and_length(row)
     other_number, other_length = inorder.seq_and_length(other)
@@ -341,10 +339,10 @@ def _span(row: bytes, other: bytes, has_one_identity: Callable[[], bool]) -> tup
 
 
 def _fits(length: int, size: int) -> bool:
-    """Whether the smaller of two segments, of `length` bytes, may be one of `size` bytes or several of them.
+    """Whether the smaller of two segments, of `length` bytes, may consist of one or more segments of `size` bytes.
 
-    Where a segment is sent again between the two, it takes further identities: `size`, bytes by identities, comes out
-    smaller than segments are.
+    A retransmission between the two uses further IP identifications: then `size`, the bytes for each identification, is
+    less than the size of segments.
     """
     return length <= size or (size in ETHERNET_BYTES and length >= ETHERNET_BYTES.stop)
 

@@ -1,11 +1,10 @@
-"""TLS connections of a capture, decrypted by tshark, as plain bytes for the sessions.
+"""Decrypts the TLS connections of a capture with tshark.
 
-Duty: run tshark once over the capture, with a key log or the secrets that a pcapng file embeds, and give what it
-decrypts to the flows it belongs to, in order. kproxy itself knows no cipher. A connection whose keys are not there
-stays encrypted, and is counted so.
+Duty: run tshark once over the capture, with a key log or the secrets in a pcapng file, and pass the decrypted bytes to
+their flows, in order. kproxy itself has no cipher. A connection without keys stays encrypted, and is counted as such.
 
-Memory: one line of tshark's output, at most a TLS record or what it put together of one packet; tshark is a process of
-its own. Refuses to know what the plain bytes mean.
+Memory: one line of tshark's output, which is a TLS record or the decrypted bytes of one packet; tshark is another
+process. Refuses to know the meaning of the decrypted bytes.
 """
 
 import shutil
@@ -24,7 +23,7 @@ _FIELDS = ("frame.time_epoch", "ip.src", "ipv6.src", "tcp.srcport", "ip.dst", "i
 
 
 def decrypt(flows: Flows, paths: Sequence[str | Path], key_log: str | Path | None, storage: Storage = LOCAL) -> None:
-    """Read the encrypted flows again, in clear, and end them all. tshark gets a copy of a capture in a storage."""
+    """Decrypt the encrypted flows and end them all. tshark reads a local copy of a capture in a remote storage."""
     encrypted = flows.encrypted
     by_ends: dict[tuple[str, int, str, int], list[tuple[Flow, int]]] = defaultdict(list)
     for flow in encrypted:
@@ -95,7 +94,7 @@ def _line(line: bytes) -> tuple[int, tuple[str, int, str, int], bytes] | None:
     if len(fields) != len(_FIELDS):
         return None
     seconds, _, fraction = fields[0].partition(".")
-    # of nested headers the innermost is the connection's
+    # if headers are nested, the innermost belongs to the connection
     source, source_port, target, target_port = (
         text.rsplit(",", 1)[-1] for text in (fields[1] or fields[2], fields[3], fields[4] or fields[5], fields[6])
     )

@@ -1,6 +1,6 @@
 """One connection of a capture: the values of its row in `connections`.
 
-`receivers.py` takes its bytes, or `DISCARD` drops them. Refuses to know which packets belong to a flow, and when it
+`receivers.py` reads its bytes, or `DISCARD` drops them. Refuses to know which packets belong to a flow, and when it
 ends.
 """
 
@@ -32,7 +32,7 @@ ZooKeeperListener = Callable[[list[zookeeper.Event]], None]
 
 
 class Behind(Protocol):
-    """The bytes of the window in hand that a session has not got yet (columns/later.py)."""
+    """The bytes of the current window that a session has not received yet (columns/later.py)."""
 
     def then(self, action: Callable[[], None]) -> None: ...
 
@@ -84,32 +84,32 @@ class Flow:
     )
 
     def __init__(self, keys: tuple[bytes, bytes], time_ns: int, budget: Budget, noted: Quality) -> None:
-        self.keys = keys  # of segments from side 0 and from side 1 of the conversation
-        self.noted = noted  # where its flaws are counted as they come
+        self.keys = keys  # the key of segments from side 0, and that of segments from side 1
+        self.noted = noted  # counts its flaws as they occur
         self.ends = (_address(keys[0]), _address(keys[1]))
         self.client = -1  # the conversation's side that is the client; -1: not known yet
         self.first_ns = time_ns
         self.last_ns = time_ns
-        self.syn_ns = -1  # of the client's SYN, until the handshake is over
-        self.rtt_ns = -1  # from the SYN to the client's first segment after it
+        self.syn_ns = -1  # time of the client's SYN, until the end of the handshake
+        self.rtt_ns = -1  # time between the client's SYN and its next segment
         self.start_seen = False
-        self.lacks_beginning = False  # bytes of its first frame are missing, so a frame may begin anywhere
-        self.plain = True  # past its handshake and not ended: segments go straight to the conversation
+        self.lacks_beginning = False  # bytes of its first frame are missing, so a frame may begin at any byte
+        self.plain = True  # past its handshake and not ended: segments go directly to the conversation
         self.proxied: tuple[str, int] | None = None  # the client that a PROXY header names
         self.reset_by = -1  # the side that reset it
         self.close = "open"  # fin, reset, idle, reused, one of UNCONNECTED, or open at the capture's end
         self.unreachable: str | None = None  # why ICMP reports that its SYN was not delivered
-        self.path_mtu: int | None = None  # the smallest that ICMP reported for a packet that was too big
+        self.path_mtu: int | None = None  # the smallest MTU that ICMP reported for a packet that was too big
         self.speaks: str | None = None
         self.foreign: str | None = None  # the name of the protocol, if it is a known one that kproxy does not read
-        self.continues = False  # a flow whose beginning another reader has; the joining code counts its flaws
+        self.continues = False  # another reader has its beginning; the joining code counts its flaws
         self.decrypted = False  # its protocol was found in decrypted bytes
         self.sasl_tokens = 0  # known at its end
         self.payload_bytes = [0, 0]
         self.alert: tuple[int, str] | None = None  # the side that ended a TLS handshake, and its alert
         self.is_answered_in_clear = False  # its TLS handshake got an answer that is not TLS
         self.is_probe = False  # the client ended it within its ClientHello
-        self.meets_tls = False  # its first request was answered by an alert: the port expects TLS, the client sent none
+        self.meets_tls = False  # the response to its first bytes is a TLS alert: the port expects TLS
         self.info: ConnectionInfo | None = None
         self.session: CapturedSession | None = None
         self.heard_ns = time_ns  # the current time for the listener of its events
@@ -117,11 +117,11 @@ class Flow:
         self.talk = Conversation(DISCARD, budget)
 
     def failed_connect(self, close: str) -> str | None:
-        """How the connect of a flow that ends by `close` failed, as one of UNCONNECTED; None: it did not.
+        """Why the connect of a flow that ends by `close` failed, as one of UNCONNECTED; None: it did not fail.
 
-        One SYN at the end of a capture may be answered behind it, so UNANSWERED is one that was sent again. So is a
-        SYN-ACK that was sent again and that the client never acknowledged: it did not arrive, or its acknowledgement
-        did not come back.
+        A single SYN at the end of a capture may get its SYN-ACK later, so UNANSWERED needs a retransmitted SYN. A
+        retransmitted SYN-ACK that the client never acknowledges also counts as UNANSWERED: it did not arrive, or its
+        acknowledgement got lost.
         """
         if self._has_only_syn_acks and self.talk.halves[1 - self.client].retransmissions:
             return UNANSWERED
@@ -133,19 +133,19 @@ class Flow:
             return CLOSED_AT_ONCE if self._is_closed_at_once(close) else None
         if close == "reset":
             return REFUSED if self.reset_by != self.client else None
-        is_sent_again = self.talk.halves[self.client].retransmissions > 0
-        return self.unreachable or (UNANSWERED if is_sent_again else None)
+        is_retransmitted = self.talk.halves[self.client].retransmissions > 0
+        return self.unreachable or (UNANSWERED if is_retransmitted else None)
 
     @property
     def _has_only_syn_acks(self) -> bool:
-        """Whether nothing but the server's answer to a SYN was captured, which went another way."""
+        """Whether only SYN-ACKs were captured, because the client's packets took another path."""
         is_client_seen = self.talk.halves[self.client].seen or self.reset_by == self.client
         return self.start_seen and self.syn_ns < 0 and not is_client_seen and not any(self.payload_bytes)
 
     def _is_closed_at_once(self, close: str) -> bool:
-        """Whether the server accepted the connection and ended it before a byte of either side.
+        """Whether the server accepted the connection and closed it before either side sent a byte.
 
-        A client that ends it first is a health check, or gave up.
+        A client that closes it first is a health check, or timed out.
         """
         if not self.start_seen or any(self.payload_bytes) or self.total("gaps"):
             return False
@@ -156,17 +156,17 @@ class Flow:
 
     @property
     def first_end(self) -> tuple[int, int] | None:
-        """The side of the first FIN or RST that was captured, and its time; None: neither was."""
+        """The side of the first captured FIN or RST, and its time; None: neither was captured."""
         if self.talk.first_fin is None and self.reset_by >= 0:
             return self.reset_by, self.last_ns
         return self.talk.first_fin
 
     def total(self, counter: str) -> int:
-        """Both halves together: retransmissions, out_of_order, zero_windows, gaps, gap_bytes or truncated."""
+        """The sum of a counter over both halves: retransmissions, out_of_order, zero_windows, gaps and others."""
         return int(getattr(self.talk.halves[0], counter) + getattr(self.talk.halves[1], counter))
 
     def sent_again(self, exchange: Exchange) -> int:
-        """Segments that were sent again between an exchange's first byte and its last."""
+        """The number of retransmissions between an exchange's first byte and its last."""
         times = self.talk.retransmitted_ns
         if not times:
             return 0
@@ -175,7 +175,7 @@ class Flow:
         return bisect_right(times, end) - bisect_left(times, start)
 
     def stalled(self, exchange: Exchange) -> Sequence[int]:
-        """How much of an answered exchange lost bytes and closed windows explain, as Stalls.of has it."""
+        """The delays of an answered exchange by lost bytes and closed windows, as `Stalls.of` returns them."""
         if exchange.response_end == NONE or exchange.request_end == NONE:
             return stalls.NOTHING
         times = exchange.request_start, exchange.request_end, exchange.response_start, exchange.response_end
@@ -183,9 +183,9 @@ class Flow:
 
     @property
     def snapshot(self) -> tuple[Any, ...] | None:
-        """The state that a Kafka connection's next packets depend on, by value, at the border between two packets.
+        """By value, the state on which the handling of a Kafka connection's next packets depends.
 
-        None: the state is unusual. Flows of two readers with the same snapshot continue alike (`join`).
+        None: the state is unusual. Flows of two readers with equal snapshots continue alike (`join`).
         """
         talk, session = self.talk, self.session
         if session is None or self.speaks != content.KAFKA or not self.plain or self.decrypted or not talk.is_still:
@@ -214,7 +214,7 @@ class Flow:
         self.talk.count_anew()
 
     def join(self, before: "Flow") -> None:
-        """`before` is the same connection up to where this flow counts from: it is whole now."""
+        """Add the counts of `before`: the same connection, up to the point from which this flow counts."""
         turned = self.client ^ before.client
         self.continues = before.continues
         self.info, self.first_ns, self.start_seen = before.info, before.first_ns, before.start_seen
@@ -241,7 +241,7 @@ class Flow:
             quality.note("strays", first, count=self.talk.strays, last_ns=last)
 
     def count_kind(self, quality: Quality) -> None:
-        """Count an ended flow whose protocol is clear for good."""
+        """Count an ended flow by its final protocol."""
         first, last, close = self.first_ns, self.last_ns, self.close
         if self.speaks in (content.KAFKA, content.ZOOKEEPER):
             if not self.start_seen:
@@ -276,7 +276,7 @@ class Flow:
 
     @property
     def _server(self) -> str:
-        """Only for a flow whose client is known."""
+        """HOST:PORT of the server; valid only if the client side is known."""
         return spelled(self.ends[1 - self.client])
 
     def discard_rest(self) -> None:
@@ -285,7 +285,7 @@ class Flow:
 
     @property
     def _is_unanswered_tls(self) -> bool:
-        """Whether its server, whose packets were captured, ended it or was left without a byte of TLS."""
+        """Whether the server, whose packets were captured, sent nothing or no TLS in response to a ClientHello."""
         if self.speaks != content.TLS or not self.start_seen:
             return False
         server = 1 - self.client
@@ -294,7 +294,7 @@ class Flow:
 
     @property
     def tls_failure(self) -> str | None:
-        """Why no TLS handshake came about: the alert and its sender, or a text; None: it did, or nobody tried."""
+        """Why the TLS handshake failed: the alert and its sender, or a text; None: no failure, or no handshake."""
         if self.meets_tls:
             return TLS_EXPECTED
         if self.speaks != content.TLS:
@@ -307,7 +307,7 @@ class Flow:
 
     @property
     def closed(self) -> tuple[str, int] | None:
-        """The side that ended it first, and when; None: no end was captured, or an earlier one may be missing."""
+        """The side that closed it first, and when; None: not captured, or an earlier FIN may be missing."""
         if self.first_end is None:
             return None
         side, time_ns = self.first_end
@@ -348,17 +348,17 @@ class Flow:
 
 @dataclass(frozen=True)
 class Handlers:
-    """Callbacks of the owner of flows: for flows of Kafka or TLS, flows of ZooKeeper, and failed connects."""
+    """Callbacks that the owner of flows sets: for flows of Kafka or TLS, flows of ZooKeeper, and failed connects."""
 
     decided: Callable[[Flow], Listener]  # the protocol of a flow is clear; returns the listener of its events
-    many: Callable[[Sequence[Flow], Bulk], None] | None  # exchanges read by the core; None: all come as events
+    many: Callable[[Sequence[Flow], Bulk], None] | None  # exchanges read by the core; None: all exchanges are events
     ended: Callable[[Flow], None]
     zookeeper: Callable[[ConnectionInfo], ZooKeeperListener] | None = None  # None: nobody listens
-    unconnected: Callable[[Flow], None] | None = None  # a connect failed: all that there is of a flow
+    unconnected: Callable[[Flow], None] | None = None  # a connect failed; `ended` is not called for the flow
 
 
 class Shard:
-    """The flows that are together, whichever process has them, and the memory that they share."""
+    """The flows of one shard, in whichever process, and the limits of memory that they share."""
 
     __slots__ = ("budget", "ended", "interest", "open", "zookeeper")
 
@@ -371,7 +371,7 @@ class Shard:
 
 
 class Discard:
-    """Receiver that drops all bytes: the connection is neither Kafka's nor ZooKeeper's, or needs no more reading."""
+    """Receiver that drops all bytes: the connection is neither Kafka nor ZooKeeper, or needs no further reading."""
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
         pass
@@ -387,7 +387,7 @@ DISCARD = Discard()
 
 
 def _address(key: bytes) -> tuple[str, int]:
-    """(address, port) of the sender that a key names."""
+    """(address, port) of the sender in a key."""
     half = len(key) // 2 - 2
     return inet_ntop(AF_INET if half == 4 else AF_INET6, key[:half]), int.from_bytes(key[-4:-2])
 

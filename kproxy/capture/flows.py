@@ -1,15 +1,15 @@
-"""Connections: the segments of each, its protocol, and its two halves as one Session.
+"""The connections of a capture: assigns segments to flows, and passes the bytes of each flow to its receiver.
 
-Duty: a flow begins at a SYN or in the middle, ends by FIN, reset, reuse of its ports or the capture's end, and its
-bytes go, in order, to a Session if they are Kafka's. The client is the side that sent the SYN; without one, the side
-whose port the user did not name; else the side that sends requests. Flows of ZooKeeper go to a session of its own,
-those of other kinds are named and counted, never taken for Kafka.
+Duty: a flow begins at a SYN or in the middle of a connection, and ends by FIN, reset, reuse of its ports or the end of
+the capture. A Session gets its bytes, in order, if its protocol is Kafka. The client is the side that sent the SYN;
+without a SYN, the side whose port the user did not name; else the side that sends requests. ZooKeeper flows have a
+session of their own; flows of other protocols are named and counted, never taken for Kafka.
 
 A flow depends on its own packets only, so that processes can divide flows by `shard`.
 
-Memory: MAX_FLOWS open flows, the longest idle are closed first, and the keys of as many ended ones;
-QUEUED_BYTES of segments out of order, ZOOKEEPER_BYTES; what flow.py and copies.py hold.
-Refuses to know files, tables and progress.
+Memory: MAX_FLOWS open flows (beyond that the longest idle ones are closed), and the keys of MAX_ENDED ended ones, for
+each shard; QUEUED_BYTES of segments out of order, ZOOKEEPER_BYTES; the memory of flow.py and copies.py. Refuses to know
+files, tables and progress.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -47,11 +47,11 @@ ZOOKEEPER_BYTES = 8 << 20  # per shard, of large frames and requests without an 
 
 _EMPTY = memoryview(b"")
 
-ALL, NEW, NOBODY = range(3)  # connections that are taken: NEW ones begin before the reader's eyes
+ALL, NEW, NOBODY = range(3)  # connections that the reader accepts; NEW: those whose SYN it reads
 
-CALM = 8  # packets of a connection that are taken one by one after disorder, before columns are tried again
-MOST_CALM = 64  # where that was in vain
-LEAST = 16  # packets of a connection that are worth it
+RETRY_PACKETS = 8  # packets of a connection that are read one by one after disorder, before columns are tried again
+MAX_RETRY_PACKETS = 64  # the same, after failed tries
+MIN_COLUMN_PACKETS = 16  # fewer packets of a connection are not worth reading by column
 
 Packet = tuple[int, int, Segment]  # its index in the window, its time
 
@@ -77,9 +77,9 @@ class Flows:
         only: Collection[bytes] | None = None,
         apart: bool = False,
     ) -> None:
-        """only: the keys of connections; None: all that fall into `shards`.
+        """only: the keys of connections to read; None: all connections of `shards`.
 
-        apart: the flaws of a flow are kept with it until it ends, so that it may be left to another reader.
+        apart: count the flaws of a flow apart until it ends, so that another reader may take it over.
         """
         self.quality = quality
         self.encrypted: list[Flow] = []  # ended TLS flows, kept to be decrypted, if the owner wants to
@@ -90,7 +90,7 @@ class Flows:
         self._handlers = handlers
         self._ports = frozenset(port.to_bytes(2) for port in ports)
         self._zookeeper_ports = frozenset(port.to_bytes(2) for port in zookeeper_ports)
-        self._first = first  # of several processes that read the same capture, the one that counts its packets
+        self._first = first  # count the packets: one of several processes that read the same capture does
         self._dissector = Dissector(quality if first else Quality(), reads_icmp=True)
         self._detail = detail
         self._logs = logs if detail >= TOPICS else None
@@ -100,11 +100,11 @@ class Flows:
         self._foreign: set[bytes] = set()  # keys that belong to other shards
         self._only = only
         self._away: set[bytes] = set()  # keys whose next packets belong to another reader
-        self.takes = ALL  # of new connections from now on; others belong to another reader
+        self.takes = ALL  # which new connections this reader accepts; the others belong to another reader
         self._apart = apart
-        self.forgotten: set[bytes] = set()  # where `apart`: keys of flows that ended and are not remembered any more
-        self.unsure: dict[Flow, None] = {}  # another reader may have had a packet that they have a copy of
-        self.is_crowded = False  # connections were put away while others are away: which, may depend on these
+        self.forgotten: set[bytes] = set()  # with `apart`: keys of ended flows that were dropped
+        self.unsure: dict[Flow, None] = {}  # flows with a packet that may be a copy of one that another reader got
+        self.is_crowded = False  # with the other reader's keys there are more than MAX_FLOWS: evictions may differ
         if kept is None:
             interest = Interest(details=True, detail=detail, room=room, logs=logs)
             self._shards = {number: Shard(interest, QUEUED_BYTES, ZOOKEEPER_BYTES) for number in shards}
@@ -119,7 +119,7 @@ class Flows:
                 for number, of_shard in zip(shards, self.kept, strict=True)
             }
         self._last_ns = -1  # the latest time so far
-        self._only_ns = -1  # the time of all packets so far, if they have one
+        self._only_ns = -1  # the time of all packets so far, if it is the same
         self._packets = 0
         self.clock = Clock(quality if first else Quality())
         self._recent = Recent()
@@ -138,7 +138,7 @@ class Flows:
         plain = recent.plain
         self._count(records)
         self._deferred.begin(whole)
-        odd: dict[Flow, None] = {}  # flows whose packets were taken one by one
+        single: dict[Flow, None] = {}  # flows with packets that were read one by one
         try:
             for index, time_ns, segment in self._in_order(window) or self._one_by_one(window):
                 held, key, seq, ack, flags, size, start, end, length = segment
@@ -156,7 +156,7 @@ class Flows:
                         if flow is None:
                             continue
                         side = ways[key][1]
-                odd[flow] = None
+                single[flow] = None
                 if flags & SYN:
                     seq += 1
                 flow.last_ns = time_ns
@@ -168,7 +168,7 @@ class Flows:
                 talk = flow.talk
                 half = talk.halves[side]
                 if (half.zero_window or not size) and not length and not flags & FIN and recent.has(index, segment):
-                    continue  # its window was already counted with the first copy
+                    continue  # its window was already counted, with the first copy
                 if talk.segment(side, seq, ack, flags, size, view, length, time_ns):
                     if recent.has_bytes(index, segment):
                         talk.same_packet(side)
@@ -182,7 +182,7 @@ class Flows:
                     self._handlers.many(flows, bulk)
         finally:
             self._deferred.drop()
-            for flow in odd:
+            for flow in single:
                 flow.talk.keep()
         recent.let_go()
 
@@ -209,15 +209,15 @@ class Flows:
                 yield index, time_ns, segment
 
     def _in_order(self, window: Window) -> Iterator[Packet] | None:
-        """Take what is in order of a window, many segments at once; returns the rest. None: nothing was taken."""
+        """Process the segments of a window that are in order, many at once; return the rest. None: process all."""
         records = self._recent.columns
         if records is None:
             return None
         if (heads := records.heads) is None or len(heads.index) < inorder.FEWEST:
             return None
-        numbers: dict[bytes, int] = {}  # of connections, by both of their keys
+        numbers: dict[bytes, int] = {}  # number of a connection by each of its two keys
         lanes = []  # half-streams to put in order: (connection, side) of each key
-        firsts: list[bytes] = []  # the key that came first, of each connection
+        firsts: list[bytes] = []  # each connection's key that came first
         strangers = 0
         for key in heads.keys:
             is_foreign = self._is_foreign(key)
@@ -248,17 +248,17 @@ class Flows:
 
         taken = np.zeros(len(records), bool)
         if strangers + max(len(shard.open) for shard in self._shards.values()) > MAX_FLOWS:
-            # one may be put away, and which is idle longest depends on the order of all packets
+            # a flow may be evicted, and the order of all packets decides which one has been idle longest
             return self._rest(window, taken, known)
         if any(number < 0 for number, _ in lanes):
             taken[heads.index[np.array([number < 0 for number, _ in lanes])[heads.lane]]] = True
         if not firsts:
             return self._rest(window, taken, known)
         order = inorder.Order(heads, lanes, odd, records.time_ns)
-        positions = {number: self._stands(key) for number, key in enumerate(firsts) if self._is_calm(key)}
+        positions = {number: self._positions(key) for number, key in enumerate(firsts) if self._is_calm(key)}
         found = order.stretches(positions)
         if sum(stretch.places.stop - stretch.places.start for stretch in found) < len(order.index):
-            copies = inorder.copies(heads, records.head, records.time_ns)  # the reason, maybe
+            copies = inorder.copies(heads, records.head, records.time_ns)  # a possible reason
             if copies is not None:
                 order.drop(copies)
                 found = order.stretches(positions)
@@ -275,20 +275,20 @@ class Flows:
         return key in self._foreign or key in self._away or (self._only is not None and key not in self._only)
 
     def _is_calm(self, key: bytes) -> bool:
-        """Whether a key's connection is established, and nothing waits in it."""
+        """Whether the connection of a key is established and has no queued segments."""
         way = self._ways.get(key)
         if way is None:
             return False
         flow = way[0]
         return flow.plain and flow.talk.is_calm and isinstance(flow.talk.receiver, Kafka | Later | ZooKeeper | Discard)
 
-    def _stands(self, key: bytes) -> tuple[int, int]:
-        """Where both sides of a key's connection stand, the key's own first."""
+    def _positions(self, key: bytes) -> tuple[int, int]:
+        """The stream positions of both sides of a connection, first that of the key's sender."""
         flow, side = self._ways[key]
         return flow.talk.halves[side].position, flow.talk.halves[1 - side].position
 
     def _take(self, key: bytes, stretch: inorder.Stretch, whole: memoryview) -> None:
-        """As `Conversation.segment` would, of all segments of a stretch; the key is that of its side 0."""
+        """Process all segments of a stretch, as `Conversation.segment` would; key: that of the stretch's side 0."""
         flow, flip = self._ways[key]
         talk = flow.talk
         standing = zip(stretch.positions, stretch.copies, stretch.acks, strict=True)
@@ -317,9 +317,9 @@ class Flows:
         order: inorder.Order | None = None,
         keys: Sequence[bytes] = (),
     ) -> Iterator[Packet]:
-        """The segments of a window that no stretch took; stretches are looked for while they are."""
+        """Yield the segments of a window that are in no stretch; look for further stretches in between."""
         dissect, data, records = self._dissector.segment, window.data, window.records
-        left = [CALM] * len(keys)  # packets of each connection until one is looked for
+        left = [RETRY_PACKETS] * len(keys)  # packets of each connection until the next try
         pauses = list(left)
         for index in np.flatnonzero(~taken).tolist():
             if taken[index]:
@@ -336,18 +336,17 @@ class Flows:
             if left[pair]:
                 continue
             key = keys[pair]
-            if order.first[pair + 1] - place > LEAST and self._is_calm(key):
-                stretch = order.stretch(pair, place + 1, self._stands(key))
-                is_worth_it = stretch is not None and stretch.places.stop - stretch.places.start >= LEAST
-                pauses[pair] = CALM if is_worth_it else min(2 * pauses[pair], MOST_CALM)
+            if order.first[pair + 1] - place > MIN_COLUMN_PACKETS and self._is_calm(key):
+                stretch = order.stretch(pair, place + 1, self._positions(key))
+                is_worth_it = stretch is not None and stretch.places.stop - stretch.places.start >= MIN_COLUMN_PACKETS
+                pauses[pair] = RETRY_PACKETS if is_worth_it else min(2 * pauses[pair], MAX_RETRY_PACKETS)
                 if stretch is not None:
                     taken[order.index[stretch.places]] = True
                     self._take(key, stretch, memoryview(data))
             left[pair] = pauses[pair]
 
     def finish(self) -> None:
-        """The capture is over: end every flow, in the order of their beginning. Later packets are of another
-        capture."""
+        """End every flow, in the order of their beginning; later packets belong to another capture."""
         self._dissector.finish()
         for shard in self._shards.values():
             for flow in list(shard.open):
@@ -361,28 +360,28 @@ class Flows:
 
     @property
     def goes_back(self) -> bool:
-        """Whether packets so far go back in time, as captures do that were put one behind the other."""
+        """Whether packets so far go back in time, as in concatenated captures."""
         return self._recent.goes_back
 
     @property
     def has_times(self) -> bool:
-        """Whether packets have times of their own; as of a program that writes none, all so far may have the same."""
+        """Whether packets have times; a capturing program without times gives all packets the same."""
         return self._only_ns < 0 or self._packets < FEW_PACKETS
 
     # --- connections that several readers share ----------------------------------------------------------------------
 
     def of(self, key: bytes) -> Flow | None:
-        """The connection that segments with a key belong to now."""
+        """The current flow of a key."""
         return self._ways.get(key, (None,))[0]
 
     def hand_over(self, flow: Flow) -> None:
-        """From now on another reader has the packets with the keys of a flow without waiting bytes."""
+        """Leave the further packets of a flow, which has no queued bytes, to another reader."""
         self._shards[shard_of(flow.keys[0])].open.pop(flow)
         self._forget(flow)
         self._away.update(flow.keys)
 
     def leave(self, keys: Collection[bytes]) -> None:
-        """Another reader has all that comes with these keys."""
+        """Leave all further packets with these keys to another reader."""
         self._away.update(keys)
 
     def take_back(self, keys: Collection[bytes]) -> None:
@@ -396,12 +395,12 @@ class Flows:
 
     @property
     def ended(self) -> list[Flow]:
-        """The flows that ended and are remembered, for late segments."""
+        """The ended flows that are kept for late segments."""
         return [flow for shard in self._shards.values() for flow in shard.ended]
 
     @property
     def most_queued(self) -> int:
-        """The maximum of waiting bytes, in the shard with the most."""
+        """The maximum of queued bytes so far, in the shard with the most."""
         return QUEUED_BYTES - min(shard.budget.least for shard in self._shards.values())
 
     # --- captures without an end -------------------------------------------------------------------------------------
@@ -412,14 +411,14 @@ class Flows:
         return [flow for shard in self._shards.values() for flow in list(shard.open)]
 
     def trust(self, ports: Collection[int]) -> None:
-        """These are brokers' ports too, from now on; connections that are known stay what they are."""
+        """Add ports of brokers; existing flows keep their protocol."""
         self._ports |= {port.to_bytes(2) for port in ports}
 
     def expire(self, before_ns: int, connects_before_ns: int = -1) -> int:
-        """End the flows whose last packet is older than that, and forget ended ones; returns how many ended.
+        """End the flows whose last packet is before `before_ns`, and drop ended ones; return how many ended.
 
-        One that goes on later begins anew, in its middle. connects_before_ns: those whose client sent its first SYN
-        before that time, and got no answer, end too.
+        Later packets of such a connection begin a new flow, in its middle. connects_before_ns: also end the flows whose
+        client sent its SYN before this time without a packet of the server since.
         """
         ended = 0
         for shard in self._shards.values():
@@ -438,14 +437,14 @@ class Flows:
         return ended
 
     def reopen(self, flow: Flow) -> Receiver:
-        """Takes the decrypted bytes of an ended TLS flow, as if they had come in clear."""
+        """Return the receiver for the decrypted bytes of an ended TLS flow."""
         if not flow.decrypted:
             flow.decrypted = True
             flow.talk.receiver = Undecided(flow, self.decide, flow.noted, self._trusted(flow.keys[0])[0])
         return flow.talk.receiver
 
     def end_encrypted(self) -> None:
-        """No more is decrypted: the encrypted flows end for good."""
+        """Report the end of all encrypted flows; no more decrypted bytes will arrive."""
         for flow in self.encrypted:
             if flow.decrypted:
                 for side in (0, 1):
@@ -459,7 +458,7 @@ class Flows:
     # --- the life of a flow ------------------------------------------------------------------------------------------
 
     def _meet(self, segment: Segment, time_ns: int) -> Flow | None:
-        """A segment of a flow that is not known."""
+        """Handle a segment without a flow: return a new flow, or None if the segment is ignored."""
         key, flags, length = segment[1], segment[4], segment[8]
         if flags & UNDELIVERED or key in self._away or (self._only is not None and key not in self._only):
             return None
@@ -476,7 +475,7 @@ class Flows:
             self._foreign.add(key)
             return None
         if flags & RST or not (length or flags & SYN):
-            return None  # the rest of something that ended before the capture, or a keep-alive: nothing to learn
+            return None  # of a connection that ended before the capture, or a keep-alive
         return self._open(shard, key, time_ns, flags, segment[2], segment[3])
 
     def _open(self, shard: Shard, key: bytes, time_ns: int, flags: int, seq: int, ack: int) -> Flow:
@@ -508,7 +507,7 @@ class Flows:
         return flow
 
     def _trusted(self, key: bytes) -> tuple[str | None, int]:
-        """(what the user said that one of its ports speaks, the client's side if that is one port only, else -1)."""
+        """(the protocol that the user set for one of the ports, the client's side); -1: set for both ports or none."""
         for ports, speaks in ((self._zookeeper_ports, content.ZOOKEEPER), (self._ports, content.KAFKA)):
             ends = key[-4:-2] in ports, key[-2:] in ports
             if any(ends):
@@ -516,7 +515,7 @@ class Flows:
         return None, -1
 
     def _turn(self, flow: Flow, side: int, segment: Segment, time_ns: int, index: int) -> Flow | None:
-        """A segment that begins or ends something; returns the flow it belongs to, None if there is no more to do."""
+        """Handle a segment that may begin or end a flow; return the flow that is to take it, None if none is."""
         _, key, seq, ack, flags, _, _, _, length = segment
         half, is_open = flow.talk.halves[side], flow.close == "open"
         if flags & UNDELIVERED:
@@ -547,12 +546,12 @@ class Flows:
         if not is_open:
             beyond = ahead(seq, half.position)
             if flow.reset_by == 1 - side and -BEHIND <= beyond <= IN_FLIGHT:
-                if beyond + length > 0:  # else it was sent again, and belongs to the connection
+                if beyond + length > 0:  # else a retransmission, which belongs to the connection
                     self.quality.note("after_reset", time_ns, size=length)
-            elif flow.reset_by == side and beyond == 0:  # the capture changed its place with the reset
+            elif flow.reset_by == side and beyond == 0:  # the capture has it after the reset, out of order
                 if length:
                     self.quality.note("after_reset", time_ns, size=length)
-            elif length and beyond >= (flow.close != "idle"):  # the ports were used again, and the SYN was not captured
+            elif length and beyond >= (flow.close != "idle"):  # the ports were reused, and the SYN was not captured
                 return self._open(self._shards[shard_of(key)], key, time_ns, flags, seq, ack)
             return None
         if side == flow.client:
@@ -573,7 +572,7 @@ class Flows:
             flow.unreachable = reason
 
     def _end(self, flow: Flow, close: str) -> None:
-        """End a flow and count its flaws. Its keys are remembered a while, for late segments."""
+        """End a flow and count its flaws; keep its keys for late segments."""
         flow.talk.finish(flow.last_ns)
         flow.close = flow.failed_connect(close) or close
         flow.plain = False
@@ -594,13 +593,13 @@ class Flows:
                 self.forgotten.update(old.keys)
 
     def _forget(self, flow: Flow) -> None:
-        """Drop an ended flow: further packets with its keys begin another one."""
+        """Drop the keys of a flow: further packets with them begin another flow."""
         for key in flow.keys:
             if self._ways.get(key, (None,))[0] is flow:
                 del self._ways[key]
 
     def _report_end(self, flow: Flow) -> None:
-        """Count a flow whose protocol is clear for good, report its end and release it."""
+        """Count a flow by its final protocol, report its end and release it."""
         if flow.noted is not self.quality:
             self.quality.add(flow.noted)
         if flow.session is not None:
@@ -617,7 +616,7 @@ class Flows:
         flow.talk.receiver = DISCARD
 
     def decide(self, flow: Flow, speaks: str) -> Receiver:
-        """The protocol of a flow is known, or will never be."""
+        """Set the protocol of a flow, which may be one of content.py, "undecided" or "no_data"; return its receiver."""
         flow.speaks = speaks
         if speaks not in (content.KAFKA, content.TLS, content.ZOOKEEPER):
             return DISCARD

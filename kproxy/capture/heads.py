@@ -1,7 +1,7 @@
 """Possible beginnings of records in bytes without known borders.
 
-Duty: leaves out, by columns, places with an implausible length; the caller checks the others one by one. A step of
-Python for each byte would take an hour for a hole of 16 GB, such as a full disk leaves.
+Duty: excludes, by column, places with an implausible length; the caller checks the others one by one. A step of Python
+for each byte would take an hour for a hole of 16 GB, such as a full disk leaves.
 
 Memory: PIECE_BYTES places. Refuses to know formats.
 """

@@ -1,14 +1,14 @@
-"""Places of a file without records: blocks of zeros, and bytes that make no sense.
+"""Places of a file without records: blocks of zeros, and damaged bytes.
 
-Duty: counts such a place in the quality. Zeros are what preallocated files have behind their records, and what a crash
-or a full disk leaves of blocks that were never written. Refuses to know formats.
+Duty: counts such a place in the quality. Preallocated files have zeros behind their records; a crash or a full disk
+leaves zeros in blocks that were never written. Refuses to know formats.
 """
 
 from kproxy.capture.quality import Quality
 
-ZEROS = 16  # so many are not of a header that is only damaged
-CUT_HEADER_BYTES = 12  # before the zeros; with more of its header a packet of zeros would seem to be a hole
-BLOCK_BYTES = 512  # the smallest block of a disk; fewer zeros between records may be of a packet
+ZEROS = 16  # a damaged header has fewer zeros in a row
+CUT_HEADER_BYTES = 12  # most header bytes before the zeros; with more, a packet full of zeros would look like a hole
+BLOCK_BYTES = 512  # the smallest block of a disk; fewer zeros between records may belong to a packet
 
 
 class Hole:
@@ -18,7 +18,7 @@ class Hole:
         self._last_ns = last_ns
         self._before = b""  # its first bytes, until ZEROS zeros follow
         self._zeros = 0
-        self._behind = 0  # bytes from the first one on that is none of the zeros
+        self._behind = 0  # bytes after the zeros
 
     def add(self, piece: bytes) -> None:
         """Take its next bytes."""
@@ -39,7 +39,7 @@ class Hole:
         self._zeros += len(piece) - self._behind
 
     def end(self, quality: Quality, *, final: bool = False) -> None:
-        """Count it; final: the file ends with it. Zeros there are no damage: nothing was written behind the records."""
+        """Count it; final: it is at the end of the file, where zeros are no damage but preallocated space."""
         others = len(self._before) + self._behind
         if self._zeros >= BLOCK_BYTES or (final and not others):
             quality.note("zeros", self._last_ns, size=self._zeros)

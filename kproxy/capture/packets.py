@@ -3,13 +3,13 @@
 Duty: `Dissector.segment` finds the TCP segment in a record's bytes, or counts why there is none. The common case
 (Ethernet, IPv4 without options, not a fragment) is one unpack; everything else takes the general path below it.
 A flow's key is the bytes of both addresses and both ports as they lie in the packet: 12 bytes for IPv4, 36 for IPv6.
-An ICMP message that a packet could not be delivered repeats the beginning of that packet: it counts as an UNDELIVERED
-segment of the sender whose packet it was.
+An ICMP message about a packet that could not be delivered contains the beginning of that packet: it counts as an
+UNDELIVERED segment of the packet's sender.
 
-Lengths come from the IP header, never from the record, since Ethernet pads short frames; `length` is what the segment
-had on the wire, `end - start` what was captured of it. Checksums are not checked: captures on the sending host hold
-partial ones. Memory: fragments of at most 256 datagrams, and of as many that are whole, 128 KiB of each. Refuses to
-know streams.
+Lengths come from the IP header, never from the record, since Ethernet pads short frames; `length` is the segment's
+payload on the wire, `end - start` the captured part of it. Checksums are not checked: captures on the sending host have
+partial ones. Memory: fragments of at most 256 incomplete and 256 complete datagrams, 128 KiB of each. Refuses to know
+streams.
 """
 
 from mmap import mmap
@@ -34,17 +34,17 @@ IPOIB = 242
 # Ethernet types: https://www.iana.org/assignments/ieee-802-numbers
 _IPV4, _IPV6, _TEB, _PPP, _PPPOE, _NSH = 0x0800, 0x86DD, 0x6558, 0x880B, 0x8864, 0x894F
 _ERSPAN_2, _ERSPAN_3 = 0x88BE, 0x22EB
-# Tags by their bytes, of which the last two are the next Ethernet type: VLAN, Cisco's security group, VN-Tag, E-Tag
+# Bytes of each tag; its last two bytes are the next Ethernet type: VLAN, Cisco's security group, VN-Tag, E-Tag
 # (802.1BR), R-TAG (802.1CB), HSR.
 _TAGS = {0x8100: 4, 0x88A8: 4, 0x9100: 4, 0x9200: 4, 0x8909: 8, 0x8926: 6, 0x893F: 8, 0xF1C1: 6, 0x892F: 6}
 _PROVIDER_BRIDGE = 0x88E7  # 802.1ah: four bytes, then Ethernet
 _FABRIC_PATH, _TRILL, _BATMAN = 0x8903, 0x22F3, 0x4305
-_BATMAN_BYTES = {0x40: 10, 0x42: 18}  # of the headers of its unicast packets, which Ethernet follows, by kind
+_BATMAN_BYTES = {0x40: 10, 0x42: 18}  # header bytes by kind of unicast packet; Ethernet follows
 _MPLS = frozenset((0x8847, 0x8848))
 _WITHOUT_TCP = frozenset((0x0806, 0x8035, 0x8809, 0x8863, 0x888E, 0x88CC, 0x88F7, 0x8902))  # ARP, LACP, LLDP, PTP ...
 _FAMILIES = {2: _IPV4, 10: _IPV6, 24: _IPV6, 28: _IPV6, 30: _IPV6}
 _PPP_KINDS = {0x21: _IPV4, 0x57: _IPV6, 0x281: 0x8847, 0x283: 0x8848}
-_NSH_KINDS = {1: _IPV4, 2: _IPV6, 3: _TEB, 4: _NSH, 5: 0x8847}  # of VXLAN-GPE too
+_NSH_KINDS = {1: _IPV4, 2: _IPV6, 3: _TEB, 4: _NSH, 5: 0x8847}  # also the kinds of VXLAN-GPE
 _SNAP = b"\xaa\xaa\x03\0\0\0"
 _NFLOG_PAYLOAD = 9
 
@@ -80,7 +80,7 @@ _BY_ICMP6 = {(2, 0): REASONS.index(TOO_BIG)} | {
     )
     for code in codes
 }
-LEAST_MTU, LEAST_MTU6 = 68, 1280  # of a link (RFC 791, RFC 8200): a message with a smaller one is ignored
+LEAST_MTU, LEAST_MTU6 = 68, 1280  # smallest MTU of a link (RFC 791, RFC 8200); a smaller one is ignored
 _HOP_BY_HOP, _ROUTING, _FRAGMENT, _AUTH, _DESTINATION, _MOBILITY = 0, 43, 44, 51, 60, 135
 _VXLAN_PORTS = frozenset((4789, 8472))
 _VXLAN_GPE_PORT = 4790
@@ -90,15 +90,15 @@ _G_PDU = 0xFF
 _MPLS_PORT = 6635
 _LISP_PORT, _GUE_PORT, _TZSP_PORT, _HP_MIRROR_PORT = 4341, 6080, 37008, 7932
 _TZSP_PADDING, _TZSP_END = 0, 1  # tags without a length
-_UNREAD_PORTS = frozenset((1701, 4500, 51820))  # of L2TP, IPsec and WireGuard
+_UNREAD_PORTS = frozenset((1701, 4500, 51820))  # L2TP, IPsec, WireGuard
 _VXLAN_FLAG = b"\x08\0\0\0"
 
-SAME_PACKET_NS = 999_999_999  # between two captures of one packet, at the ends of a long way; a SYN is sent again later
+SAME_PACKET_NS = 999_999_999  # longest time between two captures of one packet; a SYN is retransmitted later than that
 
-_DEEPEST = 8  # tunnels, tags and extension headers in one packet: a packet of nothing else must not keep us busy
+_DEEPEST = 8  # most tunnels, tags and extension headers in one packet: bounds the work for a hostile packet
 _DATAGRAMS = 256
-_LARGEST = 0xFFFF  # datagram
-_PATIENCE_NS = 30_000_000_000  # as Linux waits for the other fragments; the 16-bit identity is used again after it
+_LARGEST = 0xFFFF  # bytes of a datagram
+_PATIENCE_NS = 30_000_000_000  # Linux's timeout for further fragments; later the 16-bit identification may be reused
 
 _COMMON = Struct(">12xHBxHxxHxBxx12sIIHH").unpack_from  # Ethernet, IPv4, TCP up to the window: 50 bytes
 _V4 = Struct(">BxHHHxB").unpack_from
@@ -108,10 +108,10 @@ _SHORT = Struct(">H").unpack_from
 
 
 class Dissector:
-    """Finds TCP segments; keeps the fragments of datagrams that are not whole yet."""
+    """Finds TCP segments; keeps the fragments of incomplete datagrams."""
 
     def __init__(self, quality: Quality, *, reads_icmp: bool = False) -> None:
-        """reads_icmp: UNDELIVERED segments are returned too."""
+        """reads_icmp: return UNDELIVERED segments too."""
         self._quality = quality
         self._reads_icmp = reads_icmp
         self._fragments: dict[bytes, _Datagram] = {}
@@ -121,7 +121,7 @@ class Dissector:
     def segment(
         self, link: int, data: bytes | mmap, start: int, end: int, time_ns: int, wire_bytes: int = 0
     ) -> Segment | None:
-        """The TCP segment in the packet data[start:end]; None, and counted, where there is none.
+        """The TCP segment in the packet data[start:end]; None if there is none, which is counted.
 
         wire_bytes: the packet's length on the wire, for IP headers without a length (segmentation offload).
         """
@@ -138,7 +138,7 @@ class Dissector:
                             payload = end
                     return data, key, seq, ack, bits, window, payload, stop, length
         try:
-            data = data[start:end]  # a packet that is cut short raises IndexError, and does not read the next record
+            data = data[start:end]  # reading beyond a cut packet raises IndexError instead of reading the next record
             start, end = 0, end - start
             self._cut = max(0, wire_bytes - end)
             kind, position = _link_layer(link, data)
@@ -158,16 +158,16 @@ class Dissector:
         return found
 
     def finish(self) -> None:
-        """The capture is over: count the incomplete datagrams that are left."""
+        """Count the datagrams that are still incomplete: the capture is over."""
         for datagram in self._fragments.values():
             self._incomplete(datagram)
         self._fragments.clear()
         self._whole.clear()
 
     def _network(self, kind: int, data: bytes, position: int, end: int, time_ns: int, depth: int) -> Segment | str:
-        """The segment in an Ethernet type's payload, or the kind of flaw; "" for a fragment kept for later.
+        """The segment in an Ethernet type's payload, or the kind of flaw; "" for a fragment that is kept.
 
-        The name of a header that is not read follows the kind, behind a space.
+        The name of an unsupported header follows the kind, after a space.
         """
         while depth < _DEEPEST:
             depth += 1
@@ -221,7 +221,7 @@ class Dissector:
             elif kind < 0x600 and data[position : position + 6] == _SNAP:
                 kind = _SHORT(data, position + 6)[0]
                 position += 8
-            elif kind < 0x600 or kind in _WITHOUT_TCP:  # a length, as of spanning tree, or control packets of PPP
+            elif kind < 0x600 or kind in _WITHOUT_TCP:  # below 0x600: a length (spanning tree), or PPP control packets
                 return "not_tcp"
             else:
                 return f"unread Ethernet type 0x{kind:04x}"
@@ -239,7 +239,7 @@ class Dissector:
     def _extensions(
         self, protocol: int, addresses: bytes, data: bytes, at: int, stop: int, end: int, time_ns: int, depth: int
     ) -> Segment | str:
-        """The contents of IPv6's payload from `at` to `stop`, which may begin with extension headers."""
+        """The segment in IPv6's payload from `at` to `stop`, which may begin with extension headers."""
         for _ in range(_DEEPEST + 1 - depth):
             if protocol in (_HOP_BY_HOP, _ROUTING, _DESTINATION, _MOBILITY):
                 protocol, at = data[at], at + 8 + data[at + 1] * 8
@@ -250,7 +250,7 @@ class Dissector:
                 bits = _SHORT(data, at + 2)[0]
                 name = addresses + data[at + 4 : at + 8]
                 at += 8
-                if bits & 0xFFF9:  # not an atomic fragment (RFC 6946)
+                if bits & 0xFFF9:  # else an atomic fragment (RFC 6946)
                     return self._fragment(name, inner, data, at, stop, end, bits & 0xFFF8, bits & 1, time_ns, depth + 1)
                 protocol = inner
             else:
@@ -260,7 +260,7 @@ class Dissector:
     def _transport(
         self, protocol: int, addresses: bytes, data: bytes, at: int, stop: int, end: int, time_ns: int, depth: int
     ) -> Segment | str:
-        """The contents of an IP protocol's payload from `at` to `stop`, captured up to `end`."""
+        """The segment in an IP protocol's payload from `at` to `stop`, captured up to `end`."""
         if protocol == _TCP:
             if at + 16 > end:
                 return "truncated" if stop > end else "malformed"
@@ -292,7 +292,7 @@ class Dissector:
         return "not_tcp" if protocol in _PROTOCOLS_WITHOUT_TCP else f"unread IP protocol {protocol}"
 
     def _undelivered(self, protocol: int, data: bytes, at: int, end: int, time_ns: int) -> Segment | str:
-        """The segment that an ICMP message reports as not delivered; it may be cut behind its sequence number."""
+        """The segment that an ICMP message reports as not delivered; the message may end after its sequence number."""
         inner = at + 8
         if inner + 20 > end:
             return "not_tcp"
@@ -320,10 +320,10 @@ class Dissector:
         return data, addresses + data[ports : ports + 4], seq, mtu, UNDELIVERED, reason, end, end, 0
 
     def _udp(self, data: bytes, at: int, end: int, time_ns: int, depth: int) -> Segment | str:
-        """The segment in a tunnel over UDP.
+        """The segment in a tunnel over UDP, which is recognised by its port.
 
-        By its port, else by IP over TCP right behind the header of UDP (as in Teredo, or FOU of Linux), or behind one
-        of VXLAN or GENEVE.
+        For other ports it is recognised by an IP header with TCP directly after the UDP header (Teredo, FOU of Linux),
+        or after a header of VXLAN or GENEVE.
         """
         port = _SHORT(data, at + 2)[0]
         if port in _VXLAN_PORTS:
@@ -364,11 +364,11 @@ class Dissector:
         return "not_tcp" if isinstance(found, str) and found else found
 
     def _gtp(self, data: bytes, at: int, end: int, time_ns: int, depth: int) -> Segment | str:
-        """The segment in a packet of a mobile network's user (GTP-U version 1)."""
+        """The segment in a user packet of a mobile network (GTP-U version 1)."""
         if data[at] >> 4 != 3 or data[at + 1] != _G_PDU:
             return "not_tcp"
         inner = at + 8
-        if data[at] & 7:  # a sequence number, an N-PDU number or a further header: there is room for all three
+        if data[at] & 7:  # sequence number, N-PDU number or extension header: any of them adds space for all three
             following = data[inner + 3] if data[at] & 4 else 0
             inner += 4
             while following and inner < end and data[inner]:
@@ -411,7 +411,7 @@ class Dissector:
         depth: int,
     ) -> Segment | str:
         if stop > end:
-            return "truncated"  # where the parts of a datagram with a hole lie is not known
+            return "truncated"  # an incomplete datagram cannot be read
         if offset + stop - at > _LARGEST:
             return "malformed"
         datagram = self._fragments.get(name)
@@ -435,7 +435,7 @@ class Dissector:
         self._whole[name] = datagram
         whole = datagram.whole()
         # An IPv4 name is addresses, protocol, identity; an IPv6 one addresses, identity.
-        if len(name) == 11:  # the header of the whole datagram, so that copies of it are found by its identity
+        if len(name) == 11:  # add an IPv4 header, so that copies of the datagram are found by its identification
             addresses = name[:8]
             whole = _BEFORE_IDENTITY + name[9:] + bytes(6) + addresses + whole
             read = self._transport
@@ -451,7 +451,7 @@ class Dissector:
         )
 
 
-_BEFORE_IDENTITY = b"\x45\0\0\0"  # of an IPv4 header without options
+_BEFORE_IDENTITY = b"\x45\0\0\0"  # first bytes of an IPv4 header without options, up to the identification
 
 
 class _Datagram:
@@ -467,15 +467,15 @@ class _Datagram:
 
     @property
     def full(self) -> bool:
-        """Whether its fragments overlap so much that it can only be meant to hurt."""
+        """Whether its fragments overlap so much that it must be an attack."""
         return self._held > _LARGEST
 
     def has(self, offset: int, part: bytes, time_ns: int) -> bool:
-        """Whether the same fragment was captured a moment ago: a retransmission has another identity."""
+        """Whether the same fragment was captured shortly before: a retransmission has another identification."""
         return self.parts.get(offset) == part and abs(time_ns - self.time_ns) <= SAME_PACKET_NS
 
     def put(self, offset: int, part: bytes, last: bool) -> bool:
-        """Keep a fragment, the first of an offset; whether the datagram is whole now."""
+        """Keep the first fragment of an offset; return whether the datagram is complete now."""
         if offset not in self.parts:
             self.parts[offset] = part
             self._held += len(part)

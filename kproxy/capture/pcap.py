@@ -71,7 +71,7 @@ class Classic:
                     hole.end(self._quality)
                     hole = None
                 position, sound = self._walk(data, position, records, not more)
-                if sound and not more and position < len(data):  # cut, or its length is wrong and others follow
+                if sound and not more and position < len(data):  # cut, or a wrong length with records behind it
                     sound = not self._next_sound(data, position + 1, self._last_ns, True)[1]
                 if sound:
                     break
@@ -85,7 +85,7 @@ class Classic:
                 hole.add(data[position : position + 1])
                 position += 1
             if more and hole is None and records and records[-1][3] == position:
-                position = records.pop()[2] - 16  # the header behind it tells whether its length is right
+                position = records.pop()[2] - 16  # read it again with the next header, which confirms its length
             if records:
                 yield Window(data, offset, records)
             if not more:
@@ -99,7 +99,7 @@ class Classic:
             self._quality.note("cut_file", self._last_ns, size=len(data) - position)
 
     def _walk(self, data: bytes, position: int, records: list[Record], final: bool) -> tuple[int, bool]:
-        """Append the whole records from `position` on; returns where it stopped, and whether that place is sound."""
+        """Append the complete records from `position` on; return the place after them, and whether it is plausible."""
         unpack = self._head.unpack_from
         append = records.append
         link, unit, most = self._link, self._unit, self._most
@@ -111,7 +111,7 @@ class Classic:
         while position <= last:
             seconds, fraction, captured, original = unpack(data, position)
             if captured > most or fraction >= second or not original:
-                sound = False  # no packet is of 0 bytes: that is a hole in the file
+                sound = False  # no packet has 0 bytes: a hole in the file
                 break
             if before is None:
                 before = seconds
@@ -134,10 +134,10 @@ class Classic:
         return position, sound
 
     def _is_record(self, data: bytes, position: int, final: bool) -> bool | None:
-        """Whether a header with an unlikely time or length is one: others follow it, and none are inside its packet.
+        """Whether a header with an unlikely time or length is valid: records follow it, and none begin in its packet.
 
-        None: more of the file decides. The clock may have been set, and some programs write an original length of
-        their own.
+        None: more of the file is needed. The clock may have been set, and some programs write another value as original
+        length.
         """
         end = position + 16 + self._head.unpack_from(data, position)[2]
         inside, found = self._next_sound(data, position + 16, self._last_ns, final, end)
@@ -149,10 +149,10 @@ class Classic:
         return True if final or chain[0] == CHAIN else None
 
     def _behind_wrong_length(self, data: bytes, position: int, records: list[Record], final: bool) -> tuple[int, bool]:
-        """Where records go on if no header is at `position` because the length of the last record is wrong.
+        """The place of the next record, if there is none at `position` because the last record's length is wrong.
 
-        That record is then dropped: others follow where it ends by its length on the wire, or begin inside it, as after
-        a lost block. `position`: its length is right. False: more of the file decides.
+        That record is then dropped: records follow after its original length, or begin inside it, as after a lost
+        block. `position`: its length is right. False: more of the file is needed.
         """
         if not records or records[-1][3] != position:
             return position, True
@@ -175,10 +175,11 @@ class Classic:
     def _next_sound(
         self, data: bytes, position: int, last_ns: int, final: bool, stop: int | None = None
     ) -> tuple[int, bool]:
-        """The next place before `stop` from which plausible records follow each other; else (how far it looked, False).
+        """The next place before `stop` with a chain of plausible records; else (the end of the search, False).
 
-        At the end of the file it takes fewer than CHAIN of them: first those that end with it, then those with the most
-        whole ones before one that is cut. What only looks like a record mostly seems to be cut, and has none before it.
+        At the end of the file fewer than CHAIN records suffice: preferably a chain that ends with the file, else the
+        one with most complete records before a cut one. Bytes that resemble a record by chance mostly look like a cut
+        record without a complete one before it.
         """
         order, least, most = self._order, LEAST_CAPTURED, self._most
         most_whole, at = 0, position

@@ -1,7 +1,7 @@
 """The PROXY protocol's header, version 1 or 2, before a client's first bytes: its length, and the client's address.
 
-Source: https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, section 2. Refuses to know whether a header is to
-be trusted: a capture shows the bytes that were sent.
+Source: https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt, section 2. Refuses to know whether a header can be
+trusted.
 """
 
 import re
@@ -12,8 +12,8 @@ from kproxy.addresses import numeric
 
 _SIGNATURE = b"\r\n\r\n\0\r\nQUIT\n"
 _FIXED = 16  # bytes of version 2 before addresses
-_LONGEST_LINE = 107  # of version 1, its end included
-_MOST_ADDRESSES = 4096  # bytes of addresses and TLVs of version 2 that are believed
+_LONGEST_LINE = 107  # bytes of a header of version 1, including CRLF
+_MOST_ADDRESSES = 4096  # largest plausible size of addresses and TLVs of version 2
 _LINE = re.compile(rb"PROXY (?:UNKNOWN[^\r\n]*|TCP[46] ([0-9a-fA-F:.]+) [0-9a-fA-F:.]+ (\d{1,5}) \d{1,5})\r\n")
 _FAMILIES = {0x11: (AF_INET, 4), 0x21: (AF_INET6, 16)}  # TCP over IPv4, over IPv6
 
@@ -21,7 +21,7 @@ PENDING = -1
 
 
 class Header(NamedTuple):
-    """length: in bytes; 0: there is none, PENDING: more of it is to come. client: its address and port, if named."""
+    """length: in bytes; 0: no header, PENDING: incomplete. client: the client's address and port, if it has them."""
 
     length: int
     client: tuple[str, int] | None = None

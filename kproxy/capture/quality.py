@@ -1,10 +1,10 @@
 """Flaws of a capture, counted, so that nobody takes "not captured" for "slow".
 
-Duty: one row per kind of flaw or trait, with its count, bytes, first and last time, and a plain sentence. Every
-byte of a capture that does not end in a table is in one of these rows.
+Duty: one row for each kind of flaw or trait, with its count, bytes, first and last time, and a plain sentence. Each
+byte of a capture that is in no table is counted in one of these rows.
 
-Address translation does not change sequence numbers. So two connections that begin with the same ones at the same time
-are one stream that was captured on both sides of a translation, and its exchanges are in the tables twice.
+Address translation does not change sequence numbers. Two connections that begin with the same sequence numbers at the
+same time are therefore one stream, captured on both sides of the translation: its exchanges are in the tables twice.
 
 Bounds, for each reader: the kinds below, MAX_STREAMS connections whose sequence numbers are compared, and MAX_NAMES
 names of headers and servers.
@@ -25,8 +25,8 @@ NONE = -1
 MAX_STREAMS = 1 << 16
 SAME_STREAM_NS = 1_000_000_000  # between the first packets of two captures of one stream
 _STREAM = "stream "  # begins the keys of rows that only `_copies` reads
-NAME_AT = len(_STREAM) + 17  # where the ends of a connection are in such a key, behind two sequence numbers
-_SAME_ENDS = 64  # connections with the same ends, the last ones, that a further one is compared with
+NAME_AT = len(_STREAM) + 17  # offset of a connection's ends in such a key, behind two sequence numbers
+_SAME_ENDS = 64  # a connection is compared with the last 64 that have the same ends
 _NAMED = 3  # copies, headers or servers named in a sentence
 _WITH_NAMES = frozenset(
     (
@@ -36,7 +36,7 @@ _WITH_NAMES = frozenset(
 )
 _DERIVED = frozenset(("same_stream", "no_times"))
 MAX_NAMES = 64
-FEW_PACKETS = 3  # packets that may well have one time
+FEW_PACKETS = 3  # fewer packets may have the same time by chance
 
 # kind -> sentence; the order here is the order of the summary
 KINDS = {
@@ -58,21 +58,20 @@ KINDS = {
     "fragments": "IP fragments whose other parts were not captured",
     "truncated": "segments cut by the capture's snap length: capture with -s 0",
     "duplicate_packets": "packets captured twice, as at both ends, or on a bridge and its member: one was dropped",
-    "retransmissions": "segments sent again: lost on the network, or acknowledged late by a busy receiver",
+    "retransmissions": "retransmissions: segments lost on the network, or acknowledged late by a busy receiver",
     "out_of_order": "segments that arrived behind a later one and were put in order",
     "zero_windows": "times a receiver closed its window: it reads more slowly than its peer sends",
-    "gap": "holes: bytes that the receiver acknowledged and the capture does not hold",
-    "long_gap": "holes of more than 1 GiB, such as a missing file of a rotated capture: their size is not known",
-    "one_direction": "connections of which one direction alone was captured: the other one's bytes are not there",
+    "gap": "gaps: bytes that the receiver acknowledged and the capture does not contain",
+    "long_gap": "gaps of more than 1 GiB, such as a missing file of a rotated capture: their size is not known",
+    "one_direction": "connections with only one captured direction: the bytes of the other one are missing",
     "no_times": "packets that all have the same time: durations and latencies of this capture are not known",
-    "resync": "bytes captured but skipped to find the next frame after a hole or a late start",
+    "resync": "bytes captured but skipped to find the next frame after a gap or a late start",
     "midstream": "connections already open when the capture began",
     "open": "connections still open when the capture ended",
     "idle": "connections put away because too many were open at once; the longest idle went first",
-    "clusters": "clusters, told apart by the ids in brokers' answers, or by which brokers name each other: the column "
-    "cluster has them",
-    "cluster_unknown": "connections of which no answer tells the cluster: their column cluster has the name that was "
-    "given",
+    "clusters": "clusters, distinguished by the cluster ids in responses, or by brokers that list each other: the "
+    "column cluster has them",
+    "cluster_unknown": "connections whose cluster no response shows: their column cluster has the given name",
     "clusters_as_one": "clusters that have one name with another one, since their brokers have the same addresses, or "
     "kproxy watch knows too many: capture or watch each by an interface or a port of its own",
     "clusters_unclear": "sets of brokers that name each other, with the same node ids and without a cluster id (before "
@@ -109,10 +108,10 @@ KINDS = {
     "records_left_out": "batches of chosen topics too large for all of their records to be written",
     "records_unread": "batches of chosen topics whose records do not decompress or make no sense",
     "not_kept": "exchanges of groups, leaders and administration that are in no table of theirs: their frames are too "
-    "large, too many at once, or cut by a hole",
+    "large, too many at once, or cut by a gap",
     "not_decoded": "exchanges of groups, leaders and administration that are in no table of theirs: they do not decode",
     "log_unnamed": "batches that look like those of __consumer_offsets or __transaction_state, of a topic whose name "
-    "no answer tells; they are in no table of groups",
+    "no response shows; they are in no table of groups",
     "forgotten": "groups, members, topics and partitions beyond those that are followed at once",
     "fault": "places where a Kafka connection is not what the protocol says, or answers what the capture does not hold",
 }
@@ -151,14 +150,14 @@ class Stream(NamedTuple):
 
 
 class Twice:
-    """Finds connections that several captures hold, wherever in them each capture begins."""
+    """Finds connections that are in several captures, even if the captures begin at different bytes of them."""
 
     def __init__(self) -> None:
         self._keys: set[str] = set()
         self._named: dict[str, deque[Stream]] = {}
 
     def add(self, streams: Iterable[Stream]) -> Iterator[Stream]:
-        """Those of one more capture that a capture added before it holds too."""
+        """Add the connections of one more capture; yield those that are in an earlier capture too."""
         mine = list(streams)
         for stream in mine:
             others = self._named.get(stream.name, ())

@@ -1,21 +1,22 @@
-"""Two half-streams of TCP, put back in order: segments in, deliveries out.
+"""Reassembles both half-streams of a TCP connection: segments in, bytes in order out.
 
 Duty: sequence numbers (which wrap) become positions that only grow; early bytes are queued, repeated bytes are dropped,
-and bytes that never arrive are a hole. The first bytes captured of a position win. A `Conversation` delivers to a
+and bytes that never arrive are a gap. The first captured bytes of a position win. A `Conversation` delivers to a
 `Receiver`, whose three methods are those of a Session:
 
-- a segment is delivered after the bytes that it acknowledges: its sender had them. So an answer never overtakes its
-  request, whatever the order in the capture;
-- a hole is declared when the peer has acknowledged it and still PATIENCE segments of the connection went by without it,
-  or when more than MAX_QUEUED bytes wait after it, or at the end; bytes cut by the snap length are a hole at once;
-- the time of a delivery is the latest of the segments delivered so far: the clock never goes back;
-- a segment beyond any window is a stray. Strays that follow one another and that the peer acknowledges show a hole of
-  more than FURTHEST bytes, as a missing file of a rotated capture leaves: delivery goes on at them. Sequence numbers
-  wrap, so the size of such a hole is only known modulo 4 GiB. If it is just short of a multiple of that, up to BEHIND
-  bytes after it count as retransmitted.
+- a segment is delivered after the bytes that it acknowledges, since its sender had received them. A response therefore
+  never precedes its request, even if the capture has them out of order;
+- a gap is declared when the peer has acknowledged the missing bytes and PATIENCE further segments of the connection did
+  not contain them, or when more than MAX_QUEUED bytes are queued behind it, or at the end; bytes that the snap length
+  cut are a gap at once;
+- a delivery has the latest time of the segments delivered so far, so that times never go back;
+- a segment beyond any window is a stray. Consecutive strays that the peer acknowledges prove a gap of more than
+  FURTHEST bytes, such as a missing file of a rotated capture: delivery continues at the strays. Sequence numbers wrap,
+  so the size of such a gap is only known modulo 4 GiB. If it is just below a multiple of 4 GiB, up to BEHIND bytes
+  after it count as retransmitted.
 
-Memory: MAX_QUEUED bytes per half-stream, in at most MAX_PIECES pieces, and the last KEPT_STRAYS strays that follow one
-another; no more than the Budget that several share. KEPT_TIMES numbers, and one for each segment sent again since
+Memory: MAX_QUEUED bytes per half-stream, in at most MAX_PIECES pieces, and the last KEPT_STRAYS consecutive strays; no
+more than the Budget that several conversations share. KEPT_TIMES times of retransmissions, and those since the last
 `keep`. Refuses to know packets, flows and Kafka.
 """
 
@@ -33,14 +34,14 @@ MAX_PIECES = 4096
 PATIENCE = 64
 OVERTAKEN_NS = 3_000_000
 FURTHEST = 1 << 30  # the largest window that TCP can have (RFC 7323)
-BEHIND = 16 << 20  # nothing that is so far behind is sent again; hosts have smaller buffers
-KEPT_TIMES = 256  # of retransmitted segments
-KEPT_STRAYS = 16  # also how many show a hole if the peer was not captured
+BEHIND = 16 << 20  # no retransmission is so far behind, since hosts have smaller buffers
+KEPT_TIMES = 256  # of retransmissions
+KEPT_STRAYS = 16  # also the number that proves a gap if the peer was not captured
 
 CAPTURED, MISSING, END = 0, 1, 2
 
-# Bytes that were retransmitted until the peer acknowledged them, or the connection ended: for how long, since when, how
-# often they were sent again.
+# Bytes that were retransmitted until the peer acknowledged them, or the connection ended: nanoseconds from the last
+# delivery before the first retransmission until then, the time of that delivery, number of retransmissions.
 NOT_LATE = (0, -1, 0)
 
 COUNTERS = (
@@ -56,13 +57,13 @@ COUNTERS = (
     "late",
 )  # of a half-stream
 
-# (start, stop, kind, bytes, time_ns, the peer's position that its sender had reached)
+# (start, stop, kind, bytes, time_ns, the position of the peer that its sender acknowledged)
 Piece = tuple[int, int, int, memoryview, int, int]
 _EMPTY = memoryview(b"")
 
 
 class Receiver(Protocol):
-    """Takes a conversation's bytes, holes and ends, in order: a Session, or what stands before it."""
+    """Takes a conversation's bytes, gaps and ends, in order: a Session, or its adapter."""
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> object: ...
 
@@ -72,12 +73,12 @@ class Receiver(Protocol):
 
 
 def ahead(number: int, position: int) -> int:
-    """How far a 32-bit sequence number lies ahead of a position; negative: behind. Right within 2 GiB either way."""
+    """The distance of a 32-bit sequence number ahead of a position, within 2 GiB; negative: behind."""
     return ((number - position + HALF) & MASK) - HALF
 
 
 class HalfStream:
-    """One direction: bytes delivered up to `position`, and the pieces that wait."""
+    """One direction: its bytes are delivered up to `position`, and `pieces` are queued."""
 
     __slots__ = (
         "ack",
@@ -108,8 +109,8 @@ class HalfStream:
     def __init__(self) -> None:
         self.seen = False  # a segment of this side was captured
         self.position = -1  # next byte to deliver, unwrapped; -1 until a segment of either side shows it
-        self.first = -1  # where it stood when the capture, or the connection, began
-        self.acked = -1  # the furthest position that the peer acknowledged, where that was looked at
+        self.first = -1  # the position where the capture, or the connection, began
+        self.acked = -1  # the furthest acknowledged position; the fast path of `segment` does not update it
         self.ack = -1  # the last sequence number that this side acknowledged
         self.pieces: list[Piece] = []
         self.queued_bytes = 0
@@ -122,22 +123,22 @@ class HalfStream:
         self.truncated_bytes = 0
         self.gaps = 0
         self.gap_bytes = 0
-        self.long_gaps = 0  # of them, those with a size known only modulo 4 GiB
+        self.long_gaps = 0  # gaps with a size known only modulo 4 GiB; `gaps` includes them
         self.astray: Astray | None = None
-        self.unacked: list[int] | None = None  # what is sent again now: behind it, since_ns, how often
-        self.late = 0  # times that bytes were sent again before the peer acknowledged them
+        self.unacked: list[int] | None = None  # retransmitted bytes without an acknowledgement: end, since_ns, times
+        self.late = 0  # how often bytes were retransmitted before the peer acknowledged them
         self.latest = NOT_LATE
-        self.zero_window = False  # now
+        self.zero_window = False  # the window is closed now
         self.zero_windows = 0
 
     def queue(self, start: int, stop: int, kind: int, data: memoryview, time_ns: int, after: int) -> bool:
-        """Queue what no earlier segment brought of [start, stop); whether there was anything.
+        """Queue the bytes of [start, stop) that no earlier segment had; return whether there were any.
 
-        The bytes stay where they are, until `keep`.
+        The pieces are views of the caller's buffer until `keep` copies them.
         """
         pieces = self.pieces
         start = max(start, self.position)
-        base = stop - len(data)  # of data[0]
+        base = stop - len(data)  # the position of data[0]
         index = bisect_left(pieces, (start,))
         if index and pieces[index - 1][1] > start:
             index -= 1
@@ -157,7 +158,7 @@ class HalfStream:
         return fresh
 
     def keep(self) -> None:
-        """Copy the queued pieces: they outlive the buffers that they came in."""
+        """Copy the queued pieces, which outlive the buffers of their segments."""
         self.pieces = [
             (start, stop, kind, _lasting(data), time_ns, after)
             for start, stop, kind, data, time_ns, after in self.pieces
@@ -170,7 +171,7 @@ def _lasting(data: memoryview) -> memoryview:
 
 
 def _arrived(half: HalfStream, time_ns: int) -> None:
-    """The retransmitted bytes were acknowledged, or never will be."""
+    """Count the retransmitted bytes as late: they were acknowledged, or never will be."""
     assert half.unacked is not None
     _, since_ns, times = half.unacked
     half.unacked = None
@@ -179,20 +180,20 @@ def _arrived(half: HalfStream, time_ns: int) -> None:
 
 
 class Astray:
-    """Strays of one direction that follow one another: its stream beyond a hole, if the peer acknowledges them."""
+    """Consecutive strays of one direction: its stream behind a gap, if the peer acknowledges them."""
 
     __slots__ = ("count", "is_acked", "kept", "left", "start", "stop")
 
     def __init__(self, seq: int) -> None:
-        self.start = seq  # sequence numbers, of the first byte
-        self.stop = seq  # and behind the last
+        self.start = seq  # sequence number of the first byte
+        self.stop = seq  # sequence number behind the last byte
         self.count = 0
         self.is_acked = False
-        self.left = 0  # segments of the connection that may go by until it is forgotten
+        self.left = 0  # further segments of the connection until it is dropped
         self.kept: list[tuple[int, bytes, int, int]] = []  # the last KEPT_STRAYS: seq, bytes, length, time_ns
 
     def holds(self, seq: int) -> bool:
-        """Whether the byte with a sequence number is among them."""
+        """Whether the strays contain the byte with a sequence number."""
         return (seq - self.start) & MASK < (self.stop - self.start) & MASK
 
     @property
@@ -201,17 +202,17 @@ class Astray:
 
 
 class Budget:
-    """The bytes that several conversations together may hold back."""
+    """The bytes that several conversations together may queue."""
 
     __slots__ = ("least", "left")
 
     def __init__(self, size: int) -> None:
         self.left = size
-        self.least = size  # that was left so far
+        self.least = size  # the minimum of `left` so far
 
 
 class Conversation:
-    """Both half-streams of one connection, in the order in which its ends saw them."""
+    """Both half-streams of one connection; bytes are delivered in an order that both ends can have seen."""
 
     __slots__ = (
         "_budget",
@@ -238,16 +239,16 @@ class Conversation:
         self.first_fin: tuple[int, int] | None = None  # the side whose FIN was captured first, and when
         self.has_unseen_fin = False  # a FIN was acknowledged, but not captured
         self.strays = 0  # segments whose sequence number belongs to no window
-        self._patience = -1  # segments that may still go by before a hole is declared; -1: nothing waits
-        # When segments were sent again, in order, each later than anything that was delivered before it: so which ones
-        # lie between the ends of an exchange does not depend on when that is asked.
+        self._patience = -1  # further segments before a gap is declared; -1: nothing is queued
+        # Times of retransmissions, in order, each later than every delivery before it. The number of retransmissions
+        # within an exchange therefore does not depend on when it is computed.
         self.retransmitted_ns: list[int] = []
         self.stalls = Stalls()
-        self._has_stalled = False  # by the segment that was taken last
-        self._was_unacked = False  # what it sent again
+        self._has_stalled = False  # the last segment added an interval to `stalls`
+        self._was_unacked = False  # the last segment retransmitted bytes without an acknowledgement
 
     def open(self, side: int, seq: int, *, seen: bool = True) -> None:
-        """A SYN of `side`: its stream begins after it. seen: it was captured; else the other side's answer shows it."""
+        """Begin the stream of `side` after its SYN. seen: the SYN was captured; else the peer acknowledged it."""
         half = self.halves[side]
         half.first = seq
         half.position = seq + 1
@@ -255,14 +256,14 @@ class Conversation:
 
     @property
     def is_calm(self) -> bool:
-        """Whether both sides were seen, and the next segment may be the common case."""
+        """Whether both sides were captured and nothing is queued, so that the next segment may take the fast path."""
         return self._patience < 0 and all(
             half.seen and half.position >= 0 and not half.zero_window for half in self.halves
         )
 
     @property
     def is_still(self) -> bool:
-        """Whether it is calm and no side has ended: only positions matter for the next packets."""
+        """Whether it is calm and no side has ended, so that further packets depend on the positions only."""
         return self.is_calm and not any(half.ended or half.fin or half.astray for half in self.halves)
 
     def count_anew(self) -> None:
@@ -274,7 +275,7 @@ class Conversation:
             half.latest = NOT_LATE
 
     def join(self, before: "Conversation", turned: int) -> None:
-        """Add what was counted of the same connection before; turned: 1 where its sides are the other way round."""
+        """Add the counts of an earlier part of the connection; turned: 1 if its sides are swapped."""
         self.strays += before.strays
         for side, half in enumerate(self.halves):
             earlier = before.halves[side ^ turned]
@@ -287,9 +288,9 @@ class Conversation:
     def segment(
         self, side: int, seq: int, ack: int, flags: int, window: int, view: memoryview, length: int, time_ns: int
     ) -> bool:
-        """A segment that is not a SYN. `view` holds what was captured of its `length` bytes.
+        """Take a segment that is not a SYN; `view` has the captured part of its `length` bytes.
 
-        Whether it only brought what was there already, so that the owner can look whether it is the same packet again.
+        Return whether it contains known bytes only, so that the caller can check whether the packet is a copy.
         """
         half = self.halves[side]
         peer = self.halves[1 - side]
@@ -305,7 +306,7 @@ class Conversation:
             and not flags & FIN
             and position >= 0
             and peer.position >= 0
-        ):  # the common case: in order, whole, and nothing waits
+        ):  # the fast path: in order, whole, and nothing is queued
             half.ack = ack
             if length:
                 half.position = position + length
@@ -351,7 +352,7 @@ class Conversation:
         return half.retransmissions > again
 
     def keep(self) -> None:
-        """Copy the waiting pieces, which outlive their buffers; keep only the last times of retransmissions."""
+        """Copy the queued pieces, which outlive their buffers; keep only the last times of retransmissions."""
         for half in self.halves:
             if half.pieces:
                 half.keep()
@@ -360,7 +361,7 @@ class Conversation:
         self.stalls.keep()
 
     def same_packet(self, side: int) -> None:
-        """The segment just taken was not sent again, but captured twice."""
+        """Count the last segment as captured twice, not as a retransmission."""
         self.halves[side].retransmissions -= 1
         self.halves[side].duplicates += 1
         self.retransmitted_ns.pop()
@@ -373,11 +374,11 @@ class Conversation:
                 self.halves[side].unacked = None
 
     def finish(self, time_ns: int) -> None:
-        """Nothing more will come: holes are declared, and both sides end."""
+        """Declare the remaining gaps and end both sides: no segment will follow."""
         self._budget.left += self.halves[0].queued_bytes + self.halves[1].queued_bytes
         for half in self.halves:
             self._forget(half)
-        while self._deliver() or self._give_up():  # waiting pieces keep their times of arrival
+        while self._deliver() or self._give_up():  # queued pieces keep their times of arrival
             pass
         self.clock_ns = max(self.clock_ns, time_ns)
         for half in self.halves:
@@ -387,11 +388,11 @@ class Conversation:
             self._end(side)
 
     def _stray(self, side: int, seq: int, view: memoryview, length: int, time_ns: int) -> None:
-        """A segment beyond any window: it may be the next of those behind a long hole."""
+        """Keep a segment beyond any window: it may follow a long gap."""
         half = self.halves[side]
         astray = half.astray
         if astray is not None and astray.holds(seq):
-            return  # sent again
+            return  # a retransmission
         if astray is None or seq != astray.stop:
             self._forget(half)
             astray = half.astray = Astray(seq)
@@ -405,10 +406,10 @@ class Conversation:
         if astray.is_acked or not self.halves[1 - side].seen:
             self._anchor(side)
         elif self._patience < 0:
-            self._patience = PATIENCE  # so that every acknowledgement is examined
+            self._patience = PATIENCE  # leave the fast path, to examine every acknowledgement
 
     def _anchor(self, side: int) -> None:
-        """Go on behind a long hole, if enough shows that there is one."""
+        """Continue behind a long gap, if enough strays prove it."""
         half = self.halves[side]
         astray = half.astray
         if astray is None or astray.count < (2 if astray.is_acked else KEPT_STRAYS):
@@ -423,7 +424,7 @@ class Conversation:
             self._take(side, half, piece)
         if half.ended:
             return
-        if count := (kept[0][0] - half.position) & MASK:  # else what had waited reaches up to them
+        if count := (kept[0][0] - half.position) & MASK:  # else the queued pieces reach up to the strays
             half.long_gaps += 1
             self._declare(side, half.position + count)
         for _, data, length, time_ns in kept:
@@ -440,7 +441,7 @@ class Conversation:
         self._budget.left += queued
 
     def _age(self) -> None:
-        """A segment went by: strays that nothing has followed for long show no hole."""
+        """Count a segment of the connection; drop strays that no stray followed within PATIENCE segments."""
         for half in self.halves:
             if half.astray is not None:
                 half.astray.left -= 1
@@ -448,7 +449,7 @@ class Conversation:
                     self._forget(half)
 
     def _forget(self, half: HalfStream) -> None:
-        """Drop the strays that are kept."""
+        """Drop the kept strays."""
         if half.astray is not None:
             self._budget.left += half.astray.kept_bytes
             half.astray = None
@@ -481,7 +482,7 @@ class Conversation:
             else:
                 captured = start + len(view)
                 in_order = start <= half.position and not half.pieces
-                since_ns = half.pieces[0][4] if half.pieces else time_ns  # when what waits for it came
+                since_ns = half.pieces[0][4] if half.pieces else time_ns  # arrival of the bytes queued behind it
                 fresh = half.queue(start, captured, CAPTURED, view, time_ns, after) if len(view) else False
                 if captured < stop:
                     half.truncated += 1
@@ -489,14 +490,14 @@ class Conversation:
                 if not fresh:
                     self._again(half, time_ns)
                 elif not in_order and half.pieces[-1][0] > start:
-                    # Wireshark's rule: a segment late by up to 3 ms was overtaken, a later one is a retransmission.
+                    # Wireshark's rule: up to 3 ms late is out of order, later is a retransmission.
                     if time_ns - half.pieces[-1][4] <= OVERTAKEN_NS:
                         half.out_of_order += 1
                     else:
                         self._again(half, time_ns)
                         self._has_stalled = self.stalls.add(since_ns, time_ns, side, LATE)
         if not peer.seen and peer.position < peer.acked:
-            self._declare(1 - side, peer.acked)  # a capture of one direction: nothing to wait for
+            self._declare(1 - side, peer.acked)  # one direction was captured: the bytes cannot arrive
         if flags & FIN and not half.ended and stop >= half.position:
             half.fin = True
             if self.first_fin is None:
@@ -513,19 +514,19 @@ class Conversation:
         times.append(max(time_ns, self.clock_ns + 1, times[-1] if times else 0))
 
     def _wait(self, half: HalfStream, peer: HalfStream) -> None:
-        """While something waits, count the segments that go by; give up in time."""
+        """While bytes are queued or missing, count segments; declare a gap after PATIENCE, or beyond a limit."""
         self._budget.least = min(self._budget.least, self._budget.left)
         while half.pieces or peer.pieces or half.position < half.acked or peer.position < peer.acked:
-            crowded = (
+            over_limit = (
                 max(half.queued_bytes, peer.queued_bytes) > MAX_QUEUED
                 or max(len(half.pieces), len(peer.pieces)) > MAX_PIECES
                 or self._budget.left < 0
             )
             acked = half.position < half.acked or peer.position < peer.acked
-            if not crowded and (self._patience < 0 or not acked):
+            if not over_limit and (self._patience < 0 or not acked):
                 self._patience = PATIENCE  # bytes without an acknowledgement may still be retransmitted
                 return
-            if not crowded and self._patience > 0:
+            if not over_limit and self._patience > 0:
                 self._patience -= 1
                 return
             self._patience = -1
@@ -539,7 +540,7 @@ class Conversation:
         self._patience = PATIENCE if half.astray or peer.astray or half.unacked or peer.unacked else -1
 
     def _deliver(self) -> bool:
-        """Deliver what is contiguous and whose sender's view is delivered; whether there was any."""
+        """Deliver contiguous pieces whose acknowledged bytes are delivered; return whether there were any."""
         done = False
         for side in (0, 1):
             half, peer = self.halves[side], self.halves[1 - side]
@@ -570,36 +571,36 @@ class Conversation:
             self._end(side)
 
     def _give_up(self) -> bool:
-        """Take a step that patience forbade: deliver out of turn, or declare a hole; whether there was one to take."""
+        """Stop waiting: deliver out of turn, or declare a gap; return whether there was anything to do."""
         ready = [side for side in (0, 1) if (h := self.halves[side]).pieces and h.pieces[0][0] == h.position]
-        if len(ready) == 2:  # each waits for the other: one of them was sent again, and its first copy not captured
+        if len(ready) == 2:  # each waits for the other: one is a retransmission whose original was not captured
             side = min(ready, key=lambda side: self.halves[side].pieces[0][4])
             half = self.halves[side]
             self._take(side, half, half.pieces.pop(0))
             return True
-        holes = []
+        gaps = []
         for side in (0, 1):
             half = self.halves[side]
             acked = half.acked > half.position
             if half.pieces and side not in ready:
                 stop = min(half.pieces[0][0], half.acked) if acked else half.pieces[0][0]
-                holes.append((not acked, half.pieces[0][4], side, stop))
+                gaps.append((not acked, half.pieces[0][4], side, stop))
             elif acked and not half.pieces:
-                holes.append((False, 0, side, half.acked))
-        if not holes:
+                gaps.append((False, 0, side, half.acked))
+        if not gaps:
             return False
-        _, _, side, stop = min(holes)
+        _, _, side, stop = min(gaps)
         self._declare(side, stop)
         return True
 
     def _declare(self, side: int, stop: int) -> None:
-        """The bytes missing up to `stop` will not arrive."""
+        """Declare the missing bytes up to `stop` a gap."""
         half = self.halves[side]
         count = stop - half.position
         half.position = stop
         if count == 1 and not half.pieces:
             self.has_unseen_fin = True
-            self._end(side)  # the one number that a FIN takes
+            self._end(side)  # the sequence number of a FIN
         else:
             half.gaps += 1
             half.gap_bytes += count

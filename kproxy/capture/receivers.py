@@ -1,8 +1,8 @@
 """The receivers of a flow's bytes: they choose its protocol, and pass the bytes to a session.
 
 `Undecided` takes the bytes of a flow until its protocol is clear; then `Kafka` or `ZooKeeper` takes them, or
-`flow.DISCARD` drops them. Memory: 4 * content.HEAD bytes of a flow that is not decided yet, and what its session holds.
-Refuses to know packets.
+`flow.DISCARD` drops them. Memory: 4 * content.HEAD bytes of a flow without a protocol yet, and the memory of its
+session. Refuses to know packets.
 """
 
 from collections import deque
@@ -143,8 +143,8 @@ class Undecided:
         self._quality = quality
         self._flow = flow
         self._trusted = trusted
-        self._whole = flow.start_seen  # every byte since the connection's first is here
-        self._deliveries: deque[tuple[int, bytes | int | None, int]] = deque()  # bytes, a hole's size, or the end
+        self._whole = flow.start_seen  # all bytes so far are here, from the connection's first on
+        self._deliveries: deque[tuple[int, bytes | int | None, int]] = deque()  # bytes, a gap's size, or the end
         self._heads = (bytearray(), bytearray())
         self._size = 0
         self._skipped = 0  # bytes of a PROXY header
@@ -173,7 +173,7 @@ class Undecided:
         elif self._size > 4 * content.HEAD:
             if self._whole:
                 self._settle(content.NOT_KAFKA)
-            else:  # joined in the middle of a large frame: bytes before its first request are of no use
+            else:  # the flow begins in the middle of a large frame: drop bytes before its first request
                 _, delivery, _ = self._deliveries.popleft()
                 if isinstance(delivery, bytes):
                     self._size -= len(delivery)
@@ -194,7 +194,7 @@ class Undecided:
             self._settle("undecided" if self._size else "no_data")
 
     def _middle(self, side: int, view: memoryview) -> str | None:
-        """A segment of a flow whose beginning was not seen: two requests, or one and its answer, are believed."""
+        """The protocol by a segment of a flow without its beginning; Kafka by two requests, or one and its response."""
         kind = content.other(view)
         if kind is not None:
             return kind

@@ -20,11 +20,11 @@ class Window(NamedTuple):
     """A piece of a capture."""
 
     data: bytes | mmap
-    offset: int  # of data[0] in the plain file
+    offset: int  # file offset of data[0], in the decompressed file
     records: Sequence[Record]
-    is_lasting: bool = True  # views of `data` stay valid; else until the next window is asked for
+    is_lasting: bool = True  # views of `data` stay valid; else only until the next window is requested
 
 
 def most_captured(snap: int) -> int:
-    """The largest record that is believed of a file with this snap length."""
+    """The largest plausible record of a file with this snap length."""
     return min(max(snap, 1 << 18), MAX_RECORD)

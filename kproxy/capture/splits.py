@@ -1,9 +1,9 @@
-"""Captures cut into byte ranges at record boundaries, so that tasks read the parts of one large file.
+"""Cuts captures into byte ranges at record boundaries, so that tasks can read parts of a large file.
 
-Duty: `ranges` cuts by size alone; `survey`, in a task, finds the beginning of the first record of a range, from the
-bytes around it; `agree` makes splits of these. Nothing else of the file is read. A border is right if the reader of the
-split before it ends exactly there, which that reader checks: else it notes damage, and the file is to be read in one
-piece, which is always right. So are compressed files, and files without a found record.
+Duty: `ranges` cuts by size alone; `survey`, in a task, finds the first record of a range, from the bytes around it;
+`agree` makes splits of the results. Nothing else of the file is read. A boundary is correct if the reader of the split
+before it ends exactly there. That reader checks it: otherwise it counts damage, and the file has to be read in one
+piece, which is always correct. Compressed files, and files without a found boundary, are one piece, too.
 
 The data that a reader needs from the file's beginning (a pcap header; the blocks of a pcapng file before its first
 packet) is the split's `opening`: its bytes are read before the split's own. If later blocks of a pcapng file change the
@@ -30,16 +30,16 @@ from kproxy.errors import CaptureError
 
 SPLIT_BYTES = 128 << 20
 CHAIN = 8  # plausible headers in a row that make a boundary
-OVERLAP = 1 << 20  # before a split, where the first fragments of a datagram that it ends may lie
+OVERLAP = 1 << 20  # bytes before a split that may have the first fragments of a datagram that ends in the split
 DAY_S = 86_400
-# Bytes of a range in a storage to look for its first record in; the larger number if the smaller has none.
+# Bytes of a range in a remote storage that are searched for its first record; the larger number if the smaller fails.
 LOOKED_AT = (512 << 10, 4 << 20)
 FRONT_BYTES = (64 << 10, 1 << 20)  # the same for the first packet of a pcapng file
 
 
 @dataclass(frozen=True)
 class Range:
-    """Bytes of a file, cut without looking at them; `count` of one file. A single range is the whole file."""
+    """One of `count` ranges of a file, cut by size alone. A single range is the whole file."""
 
     path: str
     number: int
@@ -58,26 +58,26 @@ class Range:
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of a look at the beginning of a range; without `sound` the file cannot be split."""
+    """The result of `survey` for a range; without `sound` the file cannot be split."""
 
     sound: bool
-    first: int = 0  # of its records
-    overlap: int = 0  # a record's place, OVERLAP before that
-    opening: bytes = b""  # of the file: from its first range, for all ranges
-    secrets: bool = False  # it begins with keys of TLS connections
+    first: int = 0  # offset of its first record
+    overlap: int = 0  # offset of a record OVERLAP bytes before `first`
+    opening: bytes = b""  # the file's opening, for all ranges; only the first range has it
+    secrets: bool = False  # the file begins with keys of TLS connections
 
 
 @dataclass(frozen=True)
 class Split:
-    """Records of a file from `start` to `end`, or with `end` 0 the whole file, whatever is around it."""
+    """The records of a file from `start` to `end`; `end` 0: the whole file, compressed or not."""
 
     path: str
     start: int = 0
     end: int = 0
     opening: bytes = b""
-    overlap: int = 0  # where to look for fragments of datagrams that end in this split
-    handed_on: int = 0  # fragments left over from here on belong to the next split
-    last: bool = True  # of its file
+    overlap: int = 0  # offset from which to read fragments of datagrams that end in this split
+    handed_on: int = 0  # offset from which incomplete datagrams belong to the next split
+    last: bool = True  # the last split of its file
     storage: Storage = LOCAL
 
     @property
@@ -86,18 +86,18 @@ class Split:
 
     @property
     def is_classic(self) -> bool:
-        """Whether it is of a plain pcap file."""
+        """Whether its file is a plain pcap file."""
         with _there(self.path):
             return not self.whole and (self.opening or self.storage.read(self.path, 0, 4))[:4] in pcap.CLASSIC
 
     @property
     def before(self) -> "Split":
-        """The records before this split that it must look at for fragments."""
+        """The records before this split whose fragments it needs."""
         return Split(self.path, self.overlap, self.start, self.opening, last=False, storage=self.storage)
 
 
 def ranges(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) -> list[Range]:
-    """Cut a file; one that cannot be opened or is not plain is one range, and its survey has the reason."""
+    """Cut a file; a file that cannot be opened or is compressed is one range, and its survey raises the error."""
     try:
         size = storage.size(path)
         head = storage.read(path, 0, 4)
@@ -108,20 +108,20 @@ def ranges(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) 
 
 
 def is_plain(path: str, storage: Storage = LOCAL) -> bool:
-    """Whether a file is a capture as it is, without compression around it."""
+    """Whether a file is an uncompressed capture."""
     with _there(path):
         return storage.read(path, 0, 4) in captures.MAGIC
 
 
 def survey(piece: Range) -> Survey:
-    """Look at the beginning of a range. Raises CaptureError if it is no capture, or cannot be read any more."""
+    """Find the first record of a range. Raises CaptureError if the file is no capture, or no longer readable."""
     with _there(piece.path):
         return _surveyed(piece)
 
 
 @contextmanager
 def _there(path: str) -> Iterator[None]:
-    """A file of this machine may go while it is read."""
+    """Raise CaptureError if a local file disappears while it is read."""
     try:
         yield
     except OSError as fault:
@@ -131,7 +131,7 @@ def _there(path: str) -> Iterator[None]:
 def _surveyed(piece: Range) -> Survey:
     if piece.count == 1:
         capture = Capture([piece.path], Quality(), storage=piece.storage)
-        next(capture.windows(), None)  # it opens, and secrets come first
+        next(capture.windows(), None)  # raises if it is no capture; secrets precede packets
         return Survey(False, secrets=bool(capture.secrets))
     read = piece.storage.read
     header = read(piece.path, 0, _Records.begin)
@@ -164,7 +164,7 @@ def _front(piece: Range) -> "pcapng.Front | None":
 
 
 def _found(piece: Range, walker: "_Records | _Blocks", shift: int) -> Survey:
-    """Where records begin in bytes of a file, which stand by `shift` earlier here."""
+    """The first records of a range; `shift` is the file offset minus the offset in the walker's bytes."""
     first = walker.boundary(piece.start - shift, piece.stop - shift)
     if first is None:
         return Survey(False)
@@ -189,7 +189,7 @@ def agree(pieces: Sequence[Range], surveys: Sequence[Survey]) -> list[Split]:
 
 
 def plan(path: str, split_bytes: int = SPLIT_BYTES, storage: Storage = LOCAL) -> list[Split]:
-    """The splits of a file, with all surveys made here."""
+    """The splits of a file, with all surveys in this process."""
     pieces = ranges(path, split_bytes, storage)
     return agree(pieces, [survey(piece) for piece in pieces])
 
@@ -202,10 +202,10 @@ def windows(
     *,
     stop: int = 0,
 ) -> Iterator[Window]:
-    """The records of a split, and the TLS secrets in it; offsets are those of the plain file.
+    """The records of a split, and the TLS secrets in it; offsets are those of the uncompressed file.
 
-    changes: gets the changes after a pcapng file's first packet, which later splits should know, and do not. stop: the
-    end of the split, if its `end` was moved to before that, into a record, which is read whole.
+    changes: receives the changes after a pcapng file's first packet, which readers of later splits do not get. stop:
+    the end of the split, if its `end` was moved to an earlier offset inside a record, which is read completely.
     """
     secrets = [] if secrets is None else secrets
     if split.whole:
@@ -232,12 +232,12 @@ def windows(
             if changes is not None:
                 changes |= sections.changes
     for row in ours:
-        if split.last or row.kind != "kernel_drops":  # whose counts only grow: the last split has them all
+        if split.last or row.kind != "kernel_drops":  # a cumulative count: the last split has the total
             quality.note(row.kind, row.first_ns, count=row.count, size=row.bytes, last_ns=row.last_ns)
 
 
 class _Piece:
-    """The opening and the records of a split, as `capture.files.Bytes` gives a whole file."""
+    """The opening and the records of a split, with the methods of `capture.files.Bytes`."""
 
     def __init__(self, split: Split, file: BinaryIO) -> None:
         self.name = split.path
@@ -275,10 +275,10 @@ class _Records:
         self._dissect = Dissector(Quality()).segment
 
     def boundary(self, start: int, stop: int) -> int | None:
-        """The first place from `start` on with a record of a TCP segment, and a chain of records after that.
+        """The first place from `start` on with a record of a TCP segment and a chain of records after it.
 
-        Plausible headers alone, even in a chain, were wrong 2 times in 1000; with lengths that must be whole or cut at
-        the snap length, and a first record that is a packet, never in 12,000.
+        A chain of plausible headers alone was wrong in 2 of 1,000 cases. With the two further conditions, lengths that
+        are complete or cut at the snap length, and a TCP segment in the first record, it was wrong in none of 12,000.
         """
         stop = min(stop, len(self._data) - 15)
         for position in heads.places(
@@ -314,10 +314,10 @@ class _Records:
 
 
 class _Blocks:
-    """The blocks of a pcapng file, in bytes that begin with what it has before its first packet."""
+    """The blocks of a pcapng file, in bytes that begin with its blocks before the first packet."""
 
     def __init__(self, data: mmap | bytes, front: pcapng.Front | None = None, is_end: bool = True) -> None:
-        """front: those bytes, if they were looked at; is_end: the bytes end where the file does."""
+        """front: those blocks, if they were parsed already; is_end: the bytes end where the file does."""
         self._data = data
         self._is_end = is_end
         front = front or pcapng.front(data)
@@ -331,9 +331,9 @@ class _Blocks:
         self._dissect = Dissector(Quality()).segment
 
     def boundary(self, start: int, stop: int) -> int | None:
-        """The first place from `start` on with a packet's block, which is a TCP segment, and known ones after that.
+        """The first place from `start` on with a packet block of a TCP segment and a chain of known blocks after it.
 
-        A block is aligned, and has its length at both ends.
+        A block is aligned to 4 bytes, and has its length at both ends.
         """
         start, stop = start + 3 & ~3, min(stop, len(self._data) - 11)
         for position in heads.places(

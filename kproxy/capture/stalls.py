@@ -1,12 +1,12 @@
-"""A connection's waits in TCP: bytes lost on the way, and receivers whose window was closed.
+"""A connection's delays in TCP: lost bytes, and receivers with a closed window.
 
-Duty: intervals, and how much of an exchange each kind explains. A retransmission explains a wait if it delayed bytes:
-a hole that it filled (LATE), or a pause without any delivery before unacknowledged bytes were retransmitted
-(REPEATED). A retransmission of acknowledged bytes is spurious and explains nothing. A closed window (CLOSED) is the
-receiver's: it had no room for more.
+Duty: the intervals of these delays, and their share in the duration of an exchange. A retransmission explains a delay
+if it filled a gap (LATE), or if unacknowledged bytes were retransmitted after a pause without any delivery (REPEATED).
+A retransmission of acknowledged bytes is spurious and explains nothing. A receiver with a full buffer closes its window
+(CLOSED).
 
-In one exchange, after its queue and mutes, which come first: lost bytes of the client delay the sending,
-those of the broker the answer; the broker's closed window delays the sending, the client's the answer.
+Within an exchange, after its queue and mutes, which precede: lost bytes of the client delay the request, lost bytes of
+the broker the response; a closed window of the broker delays the request, one of the client the response.
 
 Memory: KEPT intervals. Refuses to know segments.
 """
@@ -36,7 +36,7 @@ class Stalls:
         self._closed_ns = [-1, -1]  # since when the window of each side is closed
 
     def add(self, start_ns: int, end_ns: int, side: int, kind: int) -> bool:
-        """Note an interval; whether it is longer than nothing."""
+        """Add an interval; return whether it is longer than 0."""
         if start_ns < end_ns:
             self.found.append((start_ns, end_ns, side, kind))
             self._last_ns = max(self._last_ns, end_ns)
@@ -58,35 +58,34 @@ class Stalls:
 
     @property
     def last_ns(self) -> int:
-        """No interval ends later; -1: there was none."""
+        """The latest end of an interval; far in the future while a window is closed; -1: there was none."""
         return self._last_ns if self._closed_ns == [-1, -1] else 1 << 62
 
     def overlap(self, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
-        """Whether `between` finds anything, for each of many spans of time."""
+        """Whether `between` finds an interval, for each of many spans of time."""
         closed = [(1 << 62, since) for since in self._closed_ns if since >= 0]
         spans = [each[1::-1] for each in self.since(int(start_ns.min()))] + sorted(closed)
         ends, starts = np.array(spans, np.int64).reshape(-1, 2).T
-        # Of the intervals that end after each span's start, the one that starts first.
+        # The earliest start of the intervals that end after the start of each span.
         earliest = np.append(np.minimum.accumulate(starts[::-1])[::-1], 1 << 62)
         found: np.ndarray = earliest[np.searchsorted(ends, start_ns, "right")] < end_ns
         return found
 
     def since(self, time_ns: int) -> list[Stall]:
-        """The intervals that ended after a moment, by value."""
+        """The intervals that ended after a time."""
         return self.found[bisect_right(self.found, time_ns, key=_END) :]
 
     def between(self, start_ns: int, end_ns: int) -> list[Stall]:
-        """The parts that overlap a span of time, including windows that are still closed."""
+        """The intervals that overlap a span of time, including windows that are still closed."""
         closed = [(since, end_ns, side, CLOSED) for side, since in enumerate(self._closed_ns) if 0 <= since < end_ns]
         first = bisect_right(self.found, start_ns, key=_END)
         return [each for each in self.found[first:] if each[0] < end_ns] + closed
 
     def of(self, client: int, times: Sequence[int], waited_ns: int) -> tuple[int, ...]:
-        """Delays of the request, of the beginning of its answer and of the rest of that: by lost bytes, then by
-        windows.
+        """The delays of request, start of response and rest of response in ns: three by lost bytes, three by windows.
 
-        client: the client's side. times: of the request's and the answer's first and last bytes. waited_ns: its queue
-        and mutes, from the request's first byte on, which need no explanation.
+        client: the client's side. times: of the first and last byte of the request, then of the response. waited_ns:
+        queue and mutes, from the first byte of the request on, which need no explanation.
         """
         begun, asked, start, end = times
         if self.last_ns <= begun:
@@ -105,7 +104,7 @@ class Stalls:
             elif side == client:
                 lost[0].append(each)
                 if kind == REPEATED and each[0] == asked:
-                    lost[1].append(each)  # the last byte of the request was the last thing before it
+                    lost[1].append(each)  # the last byte of the request was the last delivery before it
             else:
                 lost[2].append(each)
                 if kind == LATE:
@@ -120,7 +119,7 @@ class Stalls:
 
 
 def _length(stalls: Sequence[Stall], low: int, high: int) -> int:
-    """How much of a span some intervals cover together."""
+    """The part of a span that some intervals cover together, in nanoseconds."""
     covered = 0
     for start, end, _, _ in sorted(stalls):
         start = max(start, low)

@@ -1,12 +1,12 @@
-"""Access to captures: files of this machine, or a storage that fsspec supports (s3, webhdfs, gs, abfs, ...).
+"""Access to captures: local files, or a remote storage that fsspec supports (s3, webhdfs, gs, abfs, ...).
 
-Duty: the operations of every reader of captures: the captures that a path, a folder or a pattern stands for, the size
-of a file, its first bytes, and its bytes in order. Local files are opened as usual; any other storage is read by ranges
-of RANGE_BYTES, from beginning to end, so that a capture is read once, by few requests.
+Duty: all operations that readers of captures need: list the captures of a path, folder or pattern; a file's size, its
+first bytes, and its bytes in order. Local files are opened as usual. A remote storage is read in ranges of RANGE_BYTES,
+from beginning to end, so that a capture is read once, with few requests.
 
-Memory: two ranges of each open file. Work: a request for each RANGE_BYTES. A storage's refusal or failure on the way is
-a CaptureError, a StorageError if it may be temporary: it never counts as the capture's end. Refuses to know the meaning
-of the bytes.
+Memory: two ranges of each open file. Work: a request for each RANGE_BYTES. If the storage refuses a request or fails, a
+CaptureError is raised, or a StorageError if the failure may be temporary: it never counts as the capture's end. Refuses
+to know the meaning of the bytes.
 """
 
 import io
@@ -30,18 +30,18 @@ from kproxy.errors import CaptureError, KproxyError, StorageError, install_comma
 
 STDIN = "-"
 RANGE_BYTES = 8 << 20
-FIRST_BYTES = 64 << 10  # of a part of a file; each range is twice as long as the one before
-BEHIND_BYTES = 1 << 10  # a part's end: the heads of records are looked at many at a time
-SILENCE_S = 60.0  # of a server of WebHDFS, before a request fails; as that of S3
-MOST_FILES = 1_000_000  # that one folder or pattern may stand for
-MOST_LOOKED_AT = 10_000  # names below a folder, for a remedy
-_BESIDE = 10_000  # names that a mistyped one is compared with
+FIRST_BYTES = 64 << 10  # the first range of a part of a file; each further range is twice as long
+BEHIND_BYTES = 1 << 10  # bytes read behind a part's end, since record headers are checked many at a time
+SILENCE_S = 60.0  # timeout of a WebHDFS server without a response; the same as that of S3
+MOST_FILES = 1_000_000  # most files that one folder or pattern may have
+MOST_LOOKED_AT = 10_000  # names below a folder that are searched for a remedy
+_MAX_COMPARED = 10_000  # names that are compared with a mistyped one
 
-# .pcap7: as tcpdump -C writes. The last three cannot be read: they are reported rather than skipped in silence.
+# .pcap7: as tcpdump -C writes. The last three cannot be read, but an error is better than ignoring them.
 _CAPTURE = re.compile(r"\.(?:pcap|pcapng|cap)\d*(?:\.(?:gz|zst|lz4|bz2|xz|zip))?$", re.IGNORECASE)
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*)://")
 _HTTP = re.compile(r"^https?://", re.IGNORECASE)
-_WORDS = re.compile(r"key|secret|token|user|pass|account|name", re.IGNORECASE)  # options that are text, also of digits
+_WORDS = re.compile(r"key|secret|token|user|pass|account|name", re.IGNORECASE)  # options that stay text, even if digits
 _HADOOP = {"s3a": "s3", "s3n": "s3", "wasbs": "abfs", "abfss": "abfs"}  # Hadoop's name -> fsspec's
 
 
@@ -50,20 +50,20 @@ def near(path: Path | str) -> str:
     folder, name = os.path.split(os.fspath(path))
     try:
         with os.scandir(folder or ".") as entries:
-            beside = [entry.name for entry in islice(entries, _BESIDE)]
+            names = [entry.name for entry in islice(entries, _MAX_COMPARED)]
     except OSError:
         return f", nor a folder {folder}" if folder and not os.path.isdir(folder) else ""  # noqa: PTH112
-    found = get_close_matches(name, beside, 1, 0.7)
+    found = get_close_matches(name, names, 1, 0.7)
     return f": did you mean {os.path.join(folder, found[0])}?" if found else ""  # noqa: PTH118
 
 
 def is_capture(path: str) -> bool:
-    """Whether a name is that of a capture."""
+    """Whether a name has the ending of a capture."""
     return _CAPTURE.search(path) is not None
 
 
 def is_remote(path: str | Path) -> bool:
-    """Whether a path is a URL of a storage, not of this machine."""
+    """Whether a path is the URL of a remote storage."""
     found = _SCHEME.match(str(path))
     return found is not None and found[1].lower() != "file"
 
@@ -74,9 +74,9 @@ def local_path(path: str | Path) -> str:
 
 
 def name_of(path: str) -> str:
-    """The last part of a path or URL: bytes that are no text, as names of files may have, are spelled out.
+    """The last part of a path or URL; bytes that are not UTF-8 are escaped.
 
-    Not what follows a URL's `?`, which is no name, and may be a signature that opens the file to everybody.
+    A URL's query is removed: it is no name, and may be a signature that gives everybody access to the file.
     """
     if _HTTP.match(path):
         path = re.split(r"[?#]", path, maxsplit=1)[0]
@@ -84,7 +84,7 @@ def name_of(path: str) -> str:
 
 
 def shown(path: str) -> str:
-    """A path or URL as messages name it: without what may be a secret, a password or what follows a `?`."""
+    """A path or URL for messages, without possible secrets: the password and the query."""
     if not is_remote(path):
         return path
     if _HTTP.match(path):
@@ -94,14 +94,14 @@ def shown(path: str) -> str:
 
 @dataclass(frozen=True)
 class Storage:
-    """Access to storages. options: of fsspec's file system (key, secret, endpoint_url, user, ...), as text."""
+    """Access to storages. options: those of fsspec's file system (key, secret, endpoint_url, user, ...), as text."""
 
     options: tuple[tuple[str, str], ...] = ()
 
     def open(self, path: str | Path, stop: int = 0) -> BinaryIO:
-        """A file from its front. Raises OSError of this machine's files, CaptureError of a storage.
+        """Open a file at its beginning. Raises OSError for local files, CaptureError for a remote storage.
 
-        stop: a reader of a part of the file reads little beyond this offset: no more is requested from a storage.
+        stop: the end of the part that the caller reads; little beyond this offset is requested from a storage.
         """
         if not is_remote(path):
             return Path(local_path(path)).open("rb", buffering=0)
@@ -116,7 +116,7 @@ class Storage:
             return int(system.size(place) or 0)
 
     def seen(self, path: str) -> tuple[int, int]:
-        """Bytes of a file, and when it changed, in ns; 0: it appears when it is whole, as in S3. Raises as `open`."""
+        """Size of a file and time of its last change, in ns; 0: files appear complete, as in S3. Raises as `open`."""
         if not is_remote(path):
             seen = Path(local_path(path)).stat()
             return seen.st_size, seen.st_mtime_ns
@@ -126,7 +126,7 @@ class Storage:
             return int(info["size"] or 0), 1_000_000 * int(info.get("modificationTime", 0))  # of WebHDFS, in ms
 
     def is_file(self, path: str) -> bool:
-        """Whether it is a file that can be read as often as wanted: no pipe, no folder, nothing that is not there."""
+        """Whether it is an existing file that can be read repeatedly: no pipe and no folder."""
         if path == STDIN:
             return False
         if not is_remote(path):
@@ -136,7 +136,7 @@ class Storage:
             return bool(system.isfile(place))
 
     def read(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes of a file, fewer where it ends; raises as `open`."""
+        """The bytes of a file from `start` to `stop`, or to its end; raises as `open`."""
         if not is_remote(path):
             with Path(local_path(path)).open("rb") as file:
                 file.seek(start)
@@ -146,10 +146,10 @@ class Storage:
             return bytes(system.cat_file(place, start=start, end=stop)) if stop > start else b""
 
     def captures(self, path: str) -> list[str]:
-        """The captures that a path stands for: a file, those of a folder by their names, or those of a pattern.
+        """The captures of a path: a file, the files of a folder with names of captures, or those of a pattern.
 
-        An existing name is taken literally, even with characters of patterns. Raises KproxyError for a folder without
-        captures and a pattern that nothing matches.
+        An existing name is taken literally, even if it has characters of a pattern. Raises KproxyError for a folder
+        without captures and a pattern without matches.
         """
         return sorted(self.listed(path))
 
@@ -181,7 +181,7 @@ class Storage:
 
     @contextmanager
     def here(self, paths: Sequence[str]) -> Iterator[list[str]]:
-        """The files on this machine, for programs that know no other: those of a storage as copies, while it lasts."""
+        """Local paths of files, for programs without access to storages; remote files are copied for the duration."""
         if not any(map(is_remote, paths)):
             yield [path if path == STDIN else local_path(path) for path in paths]
             return
@@ -213,10 +213,10 @@ class Storage:
         except ImportError as fault:
             raise KproxyError(f"{shown(path)}: {fault}") from None  # it names the package
         url = known + path[len(found[1]) :]
-        # the URL's own host and port precede options; a listing is not reused, since the folder may change
+        # the URL's host and port override options; listings are not cached, since the folder may change
         options = {"use_listings_cache": False, **_typed(dict(self.options)), **kind._get_kwargs_from_urls(url)}
         system = kind(**options)
-        if known == "webhdfs":  # `requests` has no timeout by default; packages of other storages have one
+        if known == "webhdfs":  # `requests` has no default timeout; the packages of other storages have one
             system.session.request = partial(system.session.request, timeout=SILENCE_S)
         return system, kind._strip_protocol(url)
 
@@ -225,7 +225,7 @@ LOCAL = Storage()
 
 
 def options_of(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """KEY=VALUE as users write them; raises KproxyError for anything else."""
+    """Parse options of the form KEY=VALUE; raises KproxyError for any other form."""
     pairs = []
     for word in words:
         key, equals, value = word.partition("=")
@@ -236,9 +236,10 @@ def options_of(words: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 class Remote(io.RawIOBase):
-    """One file of a storage, read in ranges; `requested_bytes` of it so far.
+    """One file of a remote storage, read in ranges; `requested_bytes`: bytes requested so far.
 
-    stop: see `Storage.open`; then ranges are small at first, since a reader may want the file's front and go elsewhere.
+    stop: see `Storage.open`; with it the first ranges are small, since a reader may need only the file's header before
+    it seeks.
     """
 
     def __init__(self, storage: Storage, path: str, stop: int = 0) -> None:
@@ -248,7 +249,7 @@ class Remote(io.RawIOBase):
         self._range_bytes = FIRST_BYTES if stop else RANGE_BYTES
         self.requested_bytes = 0
         self._storage = storage
-        self._ranges: list[tuple[int, bytes]] = []  # the last two: readers go back to the record that a window cut
+        self._ranges: list[tuple[int, bytes]] = []  # the last two: readers seek back to an incomplete record
         self._place = 0
 
     def readable(self) -> bool:
@@ -265,7 +266,7 @@ class Remote(io.RawIOBase):
         return len(data)
 
     def peek_into(self, room: memoryview, position: int) -> int:
-        """Fill `room` with the bytes from `position` on; how many there were."""
+        """Fill `room` with the bytes from `position` on; return their number."""
         filled = 0
         while filled < len(room) and (data := self._at(position + filled, len(room) - filled)):
             room[filled : filled + len(data)] = data
@@ -281,7 +282,7 @@ class Remote(io.RawIOBase):
         return self._place
 
     def _at(self, position: int, count: int) -> bytes:
-        """At most `count` bytes, of a range in hand or a new one."""
+        """At most `count` bytes, from a kept range or a new one."""
         for begin, data in reversed(self._ranges):
             if 0 <= position - begin < len(data):
                 return data[position - begin : position - begin + count]
@@ -301,7 +302,7 @@ class Remote(io.RawIOBase):
 
 @contextmanager
 def _as_capture_errors(path: str) -> Iterator[None]:
-    """Any exception of a storage's package, as a CaptureError."""
+    """Raise any exception of a storage's package as a CaptureError."""
     try:
         yield
     except KproxyError:

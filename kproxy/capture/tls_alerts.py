@@ -1,10 +1,10 @@
-"""The alert that ends a TLS handshake, as far as it is in clear (RFC 5246, RFC 8446 section 6).
+"""Finds the alert that ends a TLS handshake (RFC 5246, RFC 8446 section 6).
 
-Duty: follows the records of both sides until they are encrypted. With TLS 1.3 an alert that ends the handshake is
-encrypted, but for those about the first messages. Its size distinguishes it from all other messages that a client sends
-first, and a server before the client's first or next after the client's Finished. Behind the client's FIN it may be the
-server's close_notify, so it is no failure there. Memory: the head of a record for each side. Refuses to know the
-consequences of an alert.
+Duty: reads the records of both sides until they are encrypted. In TLS 1.3 alerts are encrypted, except those about the
+first messages. An encrypted alert is recognised by its size: no other message has it that a client sends as its first
+encrypted one, or a server before the client's first encrypted record or next after the client's Finished. After the
+client's FIN it may be the server's close_notify, so it does not count as a failure there. Memory: the header of a
+record for each side. Refuses to know the consequences of an alert.
 """
 
 from typing import Protocol
@@ -16,7 +16,7 @@ OPENING = 6  # bytes that `is_alert` needs
 _HEAD = 5  # type, version, length
 _MAJOR = 3  # of every version
 _ALERT_BYTES = 2  # level, description
-_ENCRYPTED_BYTES = _ALERT_BYTES + 1 + 16  # with its type, and the tag of each cipher suite of TLS 1.3
+_ENCRYPTED_BYTES = _ALERT_BYTES + 1 + 16  # plus its type, and the tag, which has 16 bytes in all suites of TLS 1.3
 _NAMES = {
     10: "unexpected_message",
     20: "bad_record_mac",
@@ -47,15 +47,15 @@ _NAMES = {
 
 
 def is_alert(view: bytes | bytearray | memoryview) -> bool:
-    """Whether bytes begin with an alert in clear: as the size of a Kafka frame these would be 352 MB."""
+    """Whether bytes begin with an unencrypted alert; as a Kafka frame they would have a size of 352 MB."""
     return view[0] == ALERT and len(view) >= OPENING and view[1] == _MAJOR and bytes(view[3:_HEAD]) == b"\0\2"
 
 
 class Handshake(Protocol):
-    """A connection that is followed: `client` is the side that opened it, `alert` becomes (side, name).
+    """A connection: `client` is the side that opened it; `alert` is set to (side, name).
 
-    `is_answered_in_clear` becomes True where the server's first bytes are no record of TLS;
-    `is_probe` where the client ends within its first record, which no server answers.
+    `is_answered_in_clear` is set if the server's first bytes are no TLS record; `is_probe` if the client ends within
+    its first record, which no server answers.
     """
 
     client: int
@@ -68,7 +68,7 @@ class Handshake(Protocol):
 
 
 class Alerts:
-    """Takes the bytes of a TLS connection from its first one on."""
+    """Takes the bytes of a TLS connection, from the first on."""
 
     __slots__ = (
         "_flow",
@@ -85,12 +85,12 @@ class Alerts:
     def __init__(self, flow: Handshake) -> None:
         self._flow = flow
         self._heads = (bytearray(), bytearray())
-        self._left = [0, 0]  # bytes of a record that are still to come
-        self._levels = [b"", b""]  # of an alert whose description comes in a record of its own
+        self._left = [0, 0]  # missing bytes of the current record
+        self._levels = [b"", b""]  # level of an alert whose description is in the next record
         self._is_encrypted = [False, False]
         self._is_1_3 = False  # the server encrypts before the client does
         self._is_over = False  # further records do not belong to the handshake
-        self._is_server_first = True  # its first record is still to come
+        self._is_server_first = True  # the server's first record has not arrived
         self._has_client_ended = False
 
     def receive(self, side: int, view: memoryview, now_ns: int) -> None:
@@ -131,7 +131,7 @@ class Alerts:
             self._encrypted(side, is_alert=kind == APPLICATION_DATA and length == _ENCRYPTED_BYTES)
 
     def _in_clear(self, side: int, some: bytes) -> None:
-        """Handle the bytes of a record of alerts, which may have half of one."""
+        """Handle an unencrypted alert record, which may have half of an alert."""
         alert = self._levels[side] + some
         self._levels[side] = alert if len(alert) < _ALERT_BYTES else b""
         if len(alert) == _ALERT_BYTES and alert[0] == FATAL and not self._is_server_first:  # else the client met an end
@@ -149,7 +149,7 @@ class Alerts:
                 return
         if is_client and not is_alert and self._is_1_3:  # its Finished, or data behind it
             return
-        # a client's later one is its close_notify
+        # a later alert of the client is its close_notify
         if is_alert and (is_first if is_client else self._is_1_3 and not self._has_client_ended):
             flow.alert = side, ENCRYPTED
         self._is_over = True

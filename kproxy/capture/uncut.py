@@ -1,15 +1,15 @@
-"""Packets that the snap length cut, read from another capture of the same packet that has more of it.
+"""Completes packets that the snap length cut, if the file has a longer copy.
 
-Duty: in a file with several snap lengths, as of two interfaces or of two machines whose captures were merged, a packet
-may be there twice, cut and whole. A cut packet then gets the bytes of its longest copy within NEAR_BYTES of the file
-and SAME_PACKET_NS, and keeps its place and time; the copy stays where it is, and counts as a copy. If TCP's options
-were cut, they are not compared. Without such a copy, it gets its bytes from the shorter segments that a network
-card made of it (TSO, GSO), if all of them are whole. Windows in which no packet has more bytes than one that was cut,
-as in all captures with one snap length, are passed on as they are.
+Duty: a file with several snap lengths, such as the merged captures of two interfaces or two machines, may have a packet
+twice, cut and complete. The cut packet then gets the bytes of its longest copy within NEAR_BYTES of the file and
+SAME_PACKET_NS, and keeps its place and time; the copy stays and counts as a copy. TCP options are not compared if they
+were cut. Without such a copy, the packet gets its bytes from the shorter segments into which a network card cut it
+(TSO, GSO), if all of them are complete. Windows in which no packet is longer than a cut one, as in all captures with
+one snap length, stay unchanged.
 
-From the first cut packet on, a window is held back until the next NEAR_BYTES were read. Memory: the windows of these,
+From the first cut packet on, a window is delayed until the next NEAR_BYTES are read. Memory: the windows of these bytes
 and of the NEAR_BYTES before; the identities of their packets, if some are cut and some longer. Refuses to know whether
-a packet was captured twice or sent again.
+a packet was captured twice or retransmitted.
 """
 
 from collections import deque
@@ -29,15 +29,15 @@ from kproxy.capture.quality import Quality
 from kproxy.capture.reassembly import MASK
 from kproxy.capture.records import Record, Window
 
-NEAR_BYTES = 1 << 22  # of captured packets between a cut packet and its copy
+NEAR_BYTES = 1 << 22  # most captured bytes between a cut packet and its copy
 _NONE = (1 << 31) - 1  # more bytes than any packet has
-_HEADER_BYTES = 60  # of TCP at most
+_HEADER_BYTES = 60  # longest TCP header
 
 
 class Lengths(NamedTuple):
     """Captured bytes of packets."""
 
-    shortest_cut: int = _NONE  # of those that were cut
+    shortest_cut: int = _NONE  # the minimum of the cut packets
     longest: int = 0
 
     @classmethod
@@ -51,18 +51,18 @@ class Lengths(NamedTuple):
 
     @property
     def has_longer(self) -> bool:
-        """Whether a packet has more bytes than one that was cut."""
+        """Whether a packet is longer than a cut one."""
         return self.shortest_cut < self.longest
 
     def with_(self, other: "Lengths") -> "Lengths":
-        """Those of both."""
+        """The lengths of both sets of packets together."""
         return Lengths(min(self.shortest_cut, other.shortest_cut), max(self.longest, other.longest))
 
 
 def uncut(windows: Iterable[Window]) -> Iterator[Window]:
     """The windows, with cut packets replaced by longer copies of them."""
-    held: deque[_Held] = deque()  # the windows that are still to come, then those around them
-    passed: deque[_Held] = deque()
+    held: deque[_Held] = deque()  # windows that are delayed
+    passed: deque[_Held] = deque()  # windows that were passed on, within NEAR_BYTES before them
     place = 0
     is_cut = False
     for window in windows:
@@ -89,7 +89,7 @@ def _lengths(window: Window) -> Lengths:
 
 @dataclass(frozen=True, eq=False)
 class _Packet:
-    """A packet with TCP."""
+    """A TCP packet."""
 
     index: int
     data: bytes | mmap
@@ -119,7 +119,7 @@ class _Packet:
 
 
 class _Held:
-    """A window that is held back, or was, until its neighbours are known."""
+    """A window that is delayed until its neighbours are read, or was passed on."""
 
     def __init__(self, window: Window, begin: int) -> None:
         self.window = window
@@ -137,7 +137,7 @@ class _Held:
             packet = bytes(data[start:end])
             padded = packet + bytes(_HEADER_BYTES) if len(packet) < wire_bytes else packet
             segment = dissect(link, padded, 0, len(padded), time_ns, wire_bytes)
-            if segment is None or segment[0] is not padded:  # without TCP, or a datagram of several fragments
+            if segment is None or segment[0] is not padded:  # no TCP, or a datagram of several fragments
                 continue
             captured, row = len(packet) - segment[6], row_of(segment)
             without_options = segment[1] + row[: OPTIONS.start] + row[OPTIONS.stop :]
@@ -171,7 +171,7 @@ class _Held:
 
     @cached_property
     def begins(self) -> dict[tuple[bytes, int], _Packet]:
-        """Segments that were not cut, by direction and sequence number: the longest of each."""
+        """The longest complete segment of each direction and sequence number."""
         found: dict[tuple[bytes, int], _Packet] = {}
         for packet in self.packets:
             place = packet.key, packet.seq
@@ -181,7 +181,7 @@ class _Held:
 
 
 def _next(held: deque[_Held], passed: deque[_Held]) -> Window:
-    """The first window that is held back, which moves to those passed on."""
+    """Return the first delayed window, with completed packets, and move it to the passed ones."""
     first = held.popleft()
     passed.append(first)
     while passed[0].end + NEAR_BYTES < first.begin:
@@ -190,7 +190,7 @@ def _next(held: deque[_Held], passed: deque[_Held]) -> Window:
 
 
 def _uncut(held: _Held, around: list[_Held]) -> Window:
-    """A window, with its cut packets replaced by the longest copies of them in the windows around it."""
+    """A window whose cut packets are replaced by their longest copies in the windows around it."""
     longer = [each for each in around if each.lengths.longest > held.lengths.shortest_cut]
     found = {
         packet: copy
@@ -224,7 +224,7 @@ def _longest_copy(packet: _Packet, windows: list[_Held]) -> _Packet | None:
 
 
 def _joined(packet: _Packet, windows: list[_Held]) -> _Packet | None:
-    """The packet with the bytes of the shorter segments that have all of its payload; None: some are missing."""
+    """The packet completed by shorter segments that contain all of its payload; None: some bytes are missing."""
     if packet.captured < 0:
         return None
     parts = [packet.data[packet.record[2] : packet.record[2] + packet.payload_at]]
@@ -244,7 +244,7 @@ def _joined(packet: _Packet, windows: list[_Held]) -> _Packet | None:
 
 
 def _with_room(window: Window) -> Window:
-    """A window with data of its own, which other data can follow."""
+    """A window with a copy of its data, to which more can be appended."""
     records = window.records
     begin, end = records[0][2], records[-1][3]
     return window._replace(
