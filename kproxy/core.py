@@ -7,7 +7,7 @@ from types import ModuleType
 from kproxy.errors import ConfigError
 
 CHOICE = "KPROXY_CORE"  # the variable that chooses the implementation
-INTERFACE = 2  # of the core that this kproxy uses, as in native/src/lib.rs
+INTERFACE = 3  # of the core that this kproxy uses, as in native/src/lib.rs
 AUTO, NATIVE, PYTHON = "auto", "native", "python"  # auto: the compiled core if it is installed
 
 

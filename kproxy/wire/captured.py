@@ -153,13 +153,18 @@ class CapturedSession(Session):
         """Return whether bytes were missing, so that responses to unseen requests are expected."""
         return self._seen_gap
 
-    def passed(self, exchanges: int, received_bytes: tuple[int, int], free_at: int) -> None:
-        """Count answered requests that the caller has read itself, between two frames of each side."""
+    def passed(self, exchanges: int, received_bytes: tuple[int, int], free_at: int, usual: Usual) -> None:
+        """Count answered requests that the caller has read itself, between two frames of each side.
+
+        usual: the beginning of the last one of them.
+        """
         self._number += exchanges
         for side, count in enumerate(received_bytes):
             self.completed[side] += exchanges
             self._received[side] += count
         self._free_at = free_at
+        self._usual = usual
+        self._client_id = _encoded(usual[5][0])
 
     def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
         self._fault(side, kind, text, None, now)
@@ -169,7 +174,7 @@ class CapturedSession(Session):
         return resync.believable(view, pos, size, self._client_id)
 
     def _take_prefix(self, exchange: Exchange, client_id: str | None, *values: Any) -> None:
-        self._client_id = None if client_id is None else client_id.encode()
+        self._client_id = _encoded(client_id)
         super()._take_prefix(exchange, client_id, *values)
 
     def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
@@ -294,3 +299,7 @@ class CapturedSession(Session):
             if side == BROKER:
                 self._gap_ns = now
         return []
+
+
+def _encoded(client_id: str | None) -> bytes | None:
+    return None if client_id is None else client_id.encode()

@@ -72,7 +72,7 @@ type Place = Option<(usize, usize)>;
 type Places = (Place, Place);
 
 /// What was read of a part: see `Reader.read`.
-type Taken = (usize, Places, Places, Option<Places>, Vec<usize>, (usize, usize), i64);
+type Taken = (usize, Places, Places, Option<Places>, Vec<usize>, (usize, usize), i64, i64);
 
 #[pyclass]
 pub struct Reader {
@@ -116,8 +116,8 @@ impl Reader {
     /// those of a coordinator.
     ///
     /// Of a part: how many exchanges; the places of both sides before the first and behind the last of them; those behind
-    /// the next exchange, if it is apart from later ones; the segments of its answers; the bytes of both sides; and when
-    /// the last answer ended. A group: see `Group::into_python`.
+    /// the next exchange, if it is apart from later ones; the segments of its answers; the bytes of both sides; when
+    /// the last answer ended; and the number of the last request's prefix. A group: see `Group::into_python`.
     fn read<'py>(
         &self,
         py: Python<'py>,
@@ -235,6 +235,7 @@ impl Reading<'_, '_> {
         let mut answers = Lane::new(rope(BROKER), BROKER, part.missing.1);
         let waiting = part.pending.len();
         let (mut taken, mut free_at, mut asked, mut answered) = (0, part.free_at, 0, 0);
+        let mut opening = -1;
         let mut goes_on = true;
         for (place, id) in part.pending.iter().enumerate() {
             goes_on &= answers.frame(place).map_or(false, |answer| correlation_id(answer, BROKER) == Some(*id));
@@ -254,8 +255,10 @@ impl Reading<'_, '_> {
             let number = part.number + taken as i64;
             let pair =
                 Pair { place, number, request: &request, response: &response, in_flight: in_flight as i64, free_at };
-            goes_on = self.pair(&pair, &part.openings)?;
-            if goes_on {
+            let found = self.pair(&pair, &part.openings)?;
+            goes_on = found.is_some();
+            if let Some(number) = found {
+                opening = number;
                 free_at = self.segments.time_ns[response.last];
                 taken += 1;
                 is_full = self.rows >= 2 * self.reader.many_rows
@@ -278,14 +281,14 @@ impl Reading<'_, '_> {
             requests.found.iter().take(taken).map(|frame| frame.size).sum(),
             answers.found.iter().skip(waiting).take(taken).map(|frame| frame.size).sum(),
         );
-        Ok((taken, begin, end, behind_next, heads, read, free_at))
+        Ok((taken, begin, end, behind_next, heads, read, free_at, opening))
     }
 
-    /// Reads an exchange into its group; false: it is the session's.
-    fn pair(&mut self, pair: &Pair<'_, '_>, openings: &[Opening]) -> PyResult<bool> {
+    /// Reads an exchange into its group, and returns the number of its prefix; None: it is the session's.
+    fn pair(&mut self, pair: &Pair<'_, '_>, openings: &[Opening]) -> PyResult<Option<i64>> {
         let mut rope = pair.request.begin.cut(pair.request.size);
         if rope.skip(4).is_none() || !is_paired(pair.request, pair.response) {
-            return Ok(false);
+            return Ok(None);
         }
         let key_version = rope.number(4).unwrap_or(-1) as u32;
         let id = rope.number(4).unwrap_or(-1);
@@ -296,7 +299,7 @@ impl Reading<'_, '_> {
                 {
                     (kind, *opening)
                 }
-                _ => return Ok(false),
+                _ => return Ok(None),
             };
         let group = self.groups.entry(key_version).or_default();
         let row = group.columns[0].len() as i64;
@@ -337,7 +340,7 @@ impl Reading<'_, '_> {
         if !fits {
             group.bodies[CLIENT].truncate(marks[CLIENT]);
             group.bodies[BROKER].truncate(marks[BROKER]);
-            return Ok(false);
+            return Ok(None);
         }
         let clock = self.segments.time_ns;
         let (request, response) = (pair.request, pair.response);
@@ -366,7 +369,7 @@ impl Reading<'_, '_> {
         }
         self.rows +=
             1 + group.bodies[CLIENT].mark().0 - marks[CLIENT].0 + group.bodies[BROKER].mark().0 - marks[BROKER].0;
-        Ok(true)
+        Ok(Some(opening))
     }
 }
 

@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 /// Grows with each change that kproxy must know (`INTERFACE` of kproxy/core.py).
-const INTERFACE: u32 = 2;
+const INTERFACE: u32 = 3;
 
 #[pymodule]
 fn kproxy_core(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -245,9 +245,13 @@ def test_mutes_that_ended_before_the_pending_request_do_not_change_the_snapshot(
 
 
 def test_exchanges_read_by_another_reader_are_counted() -> None:
+    """The session goes on as if it had read them: it expects requests that begin like the last one."""
+    asking = captured().session
+    asking.receive(CLIENT, memoryview(request(METADATA, 9, 1)), 1)
     session = captured().session
-    session.passed(5, (100, 200), 77)
-    session.passed(2, (10, 20), 99)
+    session.passed(5, (100, 200), 77, asking.usual)
+    session.passed(2, (10, 20), 99, asking.usual)
+    assert session.usual == asking.usual and session._client_id == asking._client_id is not None
     assert (session.number, session.completed, session.received_bytes) == (7, [7, 7], (110, 220))
     assert session.free_at == session.waits_since_ns == 99 and session.oldest_number == 7
 

@@ -28,6 +28,7 @@ from kproxy.wire.bulk import Bodies, Bulk
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 from kproxy.wire.interest import ApiPlan
 from kproxy.wire.pairing import LIMIT
+from kproxy.wire.state import Usual
 
 FEWEST = 8  # segments of a connection that are worth a call of the core
 WORTH = 64  # segments in all that are left, and exchanges that came of the round before, to go round again
@@ -60,6 +61,7 @@ class _Taken(NamedTuple):
     answered: list[int]  # the segments of the headers of its responses, with those to requests that waited
     received: tuple[int, int]  # bytes of both sides
     free_at: int  # when the last response ended
+    opening: int  # the place of the last request's prefix
 
 
 class PairReader:
@@ -107,10 +109,15 @@ class PairReader:
             for part, of_part in zip(some, taken, strict=True):
                 if of_part.exchanges:
                     feed(part, until=_places(of_part.begin))  # what comes before
-            bulks = [self._bulk(group, openings.values) for group in groups]
+            prefixes = [usual[5] for usual in openings.usual]
+            bulks = [self._bulk(group, prefixes) for group in groups]
             _wait(bulks, some, given)
             yield from _of_parts(bulks, begun)
             del groups, bulks  # the next round needs their memory
+            for part, of_part in zip(some, taken, strict=True):
+                if of_part.exchanges:
+                    usual = part.talk.openings[openings.usual[of_part.opening][2]]
+                    part.talk.session.passed(of_part.exchanges, of_part.received, of_part.free_at, usual)
             is_worth_it = rounds == 1 or is_full or sum(each.exchanges for each in taken) >= WORTH
             going_on = _settle(some, taken, feed, segments, rounds < ROUNDS and is_worth_it)
             begun = [*(begun[place] for place in going_on), *left]
@@ -122,12 +129,12 @@ class PairReader:
         for part in parts:
             of_part = []
             for key_version, usual in part.talk.openings.items():
-                _, size, _, prefix, plan, values = usual
+                _, size, _, prefix, plan, _ = usual
                 if key_version not in self._plans:
                     self._learn(key_version, plan)
                 place = places.setdefault((key_version, prefix), len(places))
-                if place == len(found.values):
-                    found.values.append(values)
+                if place == len(found.usual):
+                    found.usual.append(usual)
                 of_part.append((key_version, size, prefix, place))
             found.of_parts.append(of_part)
         return found
@@ -165,10 +172,10 @@ class PairReader:
 
 
 class _Openings(NamedTuple):
-    """Prefixes of requests, and their values; `of_parts` has (key and version, size, prefix, place of the values)."""
+    """Prefixes of requests; `of_parts` has (key and version, size, prefix, place in `usual`)."""
 
     of_parts: list[list[tuple[int, int, bytes, int]]]
-    values: list[tuple[Any, ...]]
+    usual: list[Usual]
 
 
 class _Given:
@@ -289,7 +296,6 @@ def _settle(
         behind: tuple[Place, Place] | None = None
         answered: list[int] = []
         if of_part.exchanges:
-            part.talk.session.passed(of_part.exchanges, of_part.received, of_part.free_at)
             behind, answered = _places(of_part.end), of_part.answered
         if may_go_on and of_part.behind_next is not None:
             until = _places(of_part.behind_next)
