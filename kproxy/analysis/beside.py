@@ -1,9 +1,9 @@
-"""Two datasets side by side: answers whose rows have keys that both may have, for a report that compares.
+"""Two datasets side by side: answers whose rows have common keys, for a report that compares.
 
-Duty: the answers to compare, their keys, and their figures; pair the rows. How latencies changed is a
-job of its own (`compare`); single exchanges and moments have no counterpart. Refuses to know how pairs look.
+Duty: define the answers to compare, their keys and their figures; pair the rows. Changes of latencies are another job
+(`compare`); single exchanges and moments have no counterpart. Refuses to know formats of output.
 
-Bounds: ROWS rows of each answer are asked for; SHOWN of each dataset are paired with those of the other.
+Bounds: ROWS rows of each answer are read; SHOWN rows of each dataset are paired with those of the other.
 """
 
 from collections.abc import Callable, Mapping, Sequence

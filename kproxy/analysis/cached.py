@@ -1,4 +1,4 @@
-"""Tables for questions to captures: converted once, kept next to the capture.
+"""Tables for questions about captures: converted once, kept next to the capture.
 
 Duty: find the tables of captures in `.kproxy/` next to the first of them, or, if that is not writable, in the folder
 for temporary files; convert if there are none. Their key is each capture's path, size, time of change and first bytes,

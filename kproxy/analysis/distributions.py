@@ -90,13 +90,13 @@ def behind(
     replicas: bool = False,
     where: str | None = None,
 ) -> Frame:
-    """Lag of clients in a topic, by their fetches: the partition that is furthest behind, over time.
+    """Lag of clients in a topic, by their fetches: the largest lag of a partition, over time.
 
     The last Fetch of each partition in a step counts. `lag_records` and `lag_ns` are the largest lags among the
     `partitions`, `sum_lag_records` is the sum of their lags. `unknown_partitions` are not in the sum: a follower
     answered there, and no earlier response of the leader showed the end of the log. A partition that several clients
-    fetch counts for each of them. By broker, a partition counts for each broker that answered its fetches, with the
-    last of these responses.
+    fetch counts for each of them. With --by broker, a partition counts for each broker that answered its fetches, with
+    that broker's last response.
     """
     names = [each for each in by if each != "cluster"]  # each row has its cluster anyhow
     own = {each: f"`{each}`" for each in EXCHANGE_NAMES} | {"topic": TOPIC}

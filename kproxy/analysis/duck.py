@@ -1,4 +1,4 @@
-"""Tables on DuckDB, the engine inside this process: a second from command to answer, without a JVM.
+"""Tables on DuckDB, the engine inside this process: an answer takes about a second, without a JVM.
 
     with Tables("tables") as tables:
         print(jobs.latency(tables["exchanges"], by=["client"]).arrow())
@@ -14,8 +14,8 @@ not counted: opening a thousand files takes half a second.
 Retention may remove files of a live recording while a question reads them: the question then reads again, ATTEMPTS
 times at most, without the files that are removed next.
 
-Bounds: DuckDB takes the memory that it needs, up to 80 % of the machine's, and then a folder among temporary files,
-which is deleted with it; it reads the files of the dataset, no other, and writes none else. Refuses to know questions.
+Bounds: DuckDB uses up to 80 % of the machine's memory, and beyond that a temporary folder, which is deleted at the end.
+It reads only the files of the dataset, and writes only to that folder. Refuses to know questions.
 """
 
 import os
@@ -44,7 +44,7 @@ Result = TypeVar("Result")
 FETCHED_ROWS = 2048  # at a time
 SMALL_ROWS = 20_000
 SMALL_FILES = 16
-ATTEMPTS = 3  # to read files of a recording whose retention removes some meanwhile
+ATTEMPTS = 3  # attempts to read files of a recording while its retention removes some
 _REMOVED = f"retention removes files of this recording faster than they are read: {REMEDY}"
 
 # Spark's functions, defined in DuckDB's SQL. Functions with the same name and meaning in both are not here.
@@ -85,9 +85,9 @@ class _Engine:
         self._views[name] = folder, table
 
     def run(self, work: Callable[[], "Result"], attempts: int = ATTEMPTS) -> "Result":
-        """Do what reads views; again, with the files that are there now, if retention removed one meanwhile.
+        """Run `work`, which reads views; repeat it with the current files if retention removed one meanwhile.
 
-        Raises KproxyError if it did so in each attempt.
+        Raises KproxyError if retention did so in each attempt.
         """
         import duckdb
 
@@ -105,9 +105,9 @@ class _Engine:
             self._look_again(1 + 2 * (monotonic() - since))
 
     def _look_again(self, passing_s: float) -> None:
-        """Define the views anew, with the files that are there now, without the oldest, which are about to be removed.
+        """Define the views again, with the current files but the oldest, which retention will remove next.
 
-        passing_s: of how many seconds these are. Raises KproxyError if the recording has no others.
+        passing_s: the oldest seconds of the recording to leave out. Raises KproxyError if nothing else is left.
         """
         import duckdb
 
@@ -227,14 +227,14 @@ def _interruptible() -> Iterator[None]:
 
 
 class Tables(Mapping[str, Frame]):
-    """The tables of a dataset, each read when it is first asked for. Close it, or use it in a `with`.
+    """The tables of a dataset, each read when it is first requested. Close it, or use it in a `with`.
 
-    Raises KproxyError where the folder is no dataset, lacks a table that is asked for, or was written by a newer
-    kproxy; ModuleNotFoundError without duckdb.
+    Raises KproxyError if the folder is no dataset, lacks a requested table, or was written by a newer kproxy;
+    ModuleNotFoundError without duckdb.
     """
 
     def __init__(self, folder: str | Path, others: Sequence[str | Path] = ()) -> None:
-        """others: further folders for questions (`beside`)."""
+        """others: further folders that questions may read (`beside`)."""
         import duckdb
 
         self.folder = Path(folder)
@@ -243,10 +243,10 @@ class Tables(Mapping[str, Frame]):
             config={
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
-                # Questions put the side to look up on the right of a join. DuckDB would swap sides by its estimate of
-                # conditions: brokers' own exchanges, mostly none, would be looked for in all rows of partitions.
-                # From statistics DuckDB 2.0.1 infers that a column of a left join has no nulls, if the right side
-                # has no rows, and that a HAVING over it is false: groups are missing from the answer.
+                # Questions have the smaller side on the right of a join. DuckDB would swap the sides by its estimates:
+                # it would search all rows of partitions for brokers' own exchanges, of which there are mostly none.
+                # If the right side of a left join has no rows, DuckDB 2.0.1 wrongly infers from statistics that its
+                # columns have no nulls and that a HAVING over them is false: groups are missing from the answer.
                 "disabled_optimizers": "build_side_probe_side, statistics_propagation",
             },
         )
@@ -254,7 +254,7 @@ class Tables(Mapping[str, Frame]):
         allowed = [str(Path(place).absolute()) for place in (folder, *others)]
         # DuckDB compares both a pattern as it is written, and the files that it matches, with the folders.
         folders = ", ".join(map(_text, dict.fromkeys((*allowed, *map(_escaped, allowed)))))
-        # For data beyond memory; by default in the current folder, which may be anybody's, or read-only.
+        # Folder for data beyond memory; the default, the current folder, may be readable by others, or read-only.
         spilled = Path(tempfile.gettempdir()) / f"kproxy-{os.getpid()}-{token_hex(6)}.spilled"
         for statement in (
             "set timezone = 'UTC'",

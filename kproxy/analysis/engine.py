@@ -1,10 +1,10 @@
 """One SQL text for each question, on two engines: Spark, and DuckDB inside this process.
 
-Duty: run a text over frames of either engine (`ask`), and hand out an answer's columns and rows the same way. A frame
-is a table or an answer: a DataFrame of Spark, or a `duck.Frame`. Texts keep to what both engines take; where they
-differ, DuckDB is given Spark's functions by macros (`duck.MACROS`).
+Duty: run a text over frames of either engine (`ask`), and return an answer's columns and rows in the same form. A frame
+is a table or an answer: a DataFrame of Spark, or a `duck.Frame`. Texts use SQL that both engines accept; macros define
+Spark's functions for DuckDB (`duck.MACROS`).
 
-Memory: rows of an answer one portion at a time. Refuses to know questions, files and how answers look.
+Memory: rows of an answer one portion at a time. Refuses to know questions, files and formats of output.
 """
 
 from collections.abc import Collection, Iterator, Mapping

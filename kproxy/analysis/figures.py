@@ -1,10 +1,10 @@
-"""The questions of a report: those behind its plots and lists, each with its answer and how to ask it again.
+"""The questions behind the plots and lists of a report, each with its answer and its command line.
 
-Duty: choose the step of time, and the few APIs, clients and topics that are worth a line in a plot; answer each
-question as `kproxy analyze` would, from the same `Question`. So a figure in a report equals that of its command.
+Duty: choose the step of time, and the few APIs, clients and topics that get a line in a plot; answer each question by
+the `Question` that `kproxy analyze` uses, so that a figure in a report equals the result of its command.
 
-Bounds: each answer has a limit of rows, names for conditions have at most LONGEST_NAME characters. Refuses to know how
-anything is drawn.
+Bounds: each answer has a limit of rows; names in conditions have at most LONGEST_NAME characters. Refuses to know
+drawing.
 """
 
 import shlex

@@ -162,12 +162,12 @@ def assignments(assignments: Frame) -> Frame:
 
 
 def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame, assignments: Frame) -> Frame:
-    """Two members of a group that fetched one partition at the same time, as after a pause beyond its session timeout.
+    """Two members of a group that fetched a partition at the same time, as after a pause beyond the session timeout.
 
     `together_ns`: how long both fetched, from the later of their first fetches to the earlier of their last ones. A
     Fetch that waits at the broker while its partition moves does not count. A client id and a host identify a member:
-    members that share both count as one, and a client that is in two groups at once is left out. For a member that
-    coordinates through ZooKeeper, it is the client on its host that fetched its partitions, and little else.
+    members that share both count as one, and a client that is in two groups at once is left out. A member that
+    coordinates through ZooKeeper is identified as the client on its host that fetched its partitions and few others.
     """
     apart = 3_000_000_000  # longest time between two fetches of one spell
     same_exchange = "p.source = e.source and p.connection = e.connection and p.`number` = e.`number`"
@@ -248,21 +248,21 @@ def split_brain(partitions: Frame, exchanges: Frame, group_events: Frame, assign
 def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, connections: Frame) -> Frame:
     """Coordinator outages of groups, phase by phase.
 
-    `time`: after the last successful response to a member, the first request of the group that failed, or the end of a
-    member's connection to its coordinator, or the first refusal, whichever came first.
-    `outage_ns`: from there until the next successful response, and where members had to join, until all had their
-    partitions again. A successful response ends an outage: a later refusal begins another. A heartbeat between refusals
-    that are less than 3 s from it ends none, nor does an answer that took so long and that a refusal follows at once: a
-    broker that continues after a pause does not know yet that it is deposed. Phases follow each other within the
-    outage:
+    `time`: the earliest of these after the last successful response to a member: the first failed request of the group,
+    the end of a member's connection to its coordinator, the first refusal.
+    `outage_ns`: the time from `time` to the next successful response or, if members had to join, until all had their
+    partitions again. A successful response ends an outage; a later refusal begins another. Two kinds of responses do
+    not end it, since a broker that resumes after a pause does not know yet that it lost the coordinator's role: a
+    heartbeat with refusals less than 3 s before and after it, and a response that took 3 s or more with a refusal less
+    than 3 s after it. The phases of an outage:
 
     `silent_ns`: from `time` until the first refusal, or until another coordinator was found.
-    `searching_ns`: from there until FindCoordinator named one; `loading_ns`: from the first
-    COORDINATOR_LOAD_IN_PROGRESS to the last; `joining_ns`: from the first member's join until all had their partitions.
-    Null: no such phase was seen; `outage_ns` is null where the group had no coordinator before, or none after.
-    `former_broker` sent the last successful response; `coordinator_id` sent the next, or FindCoordinator named it.
-    `moved`: the two differ; otherwise the coordinator stayed, and could not serve for a while (as while its log lacks
-    replicas). `happened`: this in words, with the errors that members got meanwhile.
+    `searching_ns`: from then until FindCoordinator returned a coordinator; `loading_ns`: between the first and the last
+    COORDINATOR_LOAD_IN_PROGRESS; `joining_ns`: between the first join of a member and the last assignment.
+    Null: the phase was not seen; `outage_ns` is null if the group had no coordinator before, or none after.
+    `former_broker` sent the last successful response; `coordinator_id` sent the next, or FindCoordinator returned it.
+    `moved`: the two differ; otherwise the coordinator stayed and could not serve for a while (for example, its log
+    lacked replicas). `happened`: a summary in words, with the errors that members received.
     """
     served = "('Heartbeat', 'OffsetCommit', 'SyncGroup', 'ConsumerGroupHeartbeat', 'ShareGroupHeartbeat')"
     same_loss = "l.cluster is not distinct from {0}.cluster and l.group_id = {0}.group_id and l.loss = {0}.loss"
@@ -273,7 +273,7 @@ def coordinators(group_events: Frame, rebalances: Frame, exchanges: Frame, conne
             select cluster, group_id, request_start_ns as at_ns, request_start_ns - lag(request_start_ns)
                 over (partition by cluster, group_id order by request_start_ns) as since_ns
             from exchanges where group_id is not null and request_start_ns is not null""",
-        # Losses are separated by a successful response, or by an absence of all members, after which nothing is known.
+        # Two losses are separated by a successful response, or by an absence of all members: its end is unknown then.
         moments=f"""
             select cluster, group_id, time_ns as at_ns, 0 as separates, event, error, coordinator_id,
                 cast(null as string) as broker, false as is_beat, cast(null as bigint) as asked_ns
@@ -462,10 +462,10 @@ def transactions(exchanges: Frame, partitions: Frame, transactions: Frame) -> Fr
     A transaction begins with the first request that adds to it, and ends with the request that `ended_by` names:
     EndTxn, or an InitProducerId of the same transactional id, which aborts it. `coordinator`: neither was seen, but a
     read_committed consumer got a last stable offset above the transaction's first offset: the coordinator aborted it
-    after its timeout. null: still open. `open_ns` runs from the first request to that end; for an open transaction, to
-    the end of the tables. `timeout_ms` is the producer's
-    transaction.timeout.ms, after which the coordinator aborts the transaction. It comes from the last InitProducerId,
-    DescribeTransactions or `__transaction_state` record that a client got; null: there was none. `start_offsets` are
+    after its timeout. null: still open. `open_ns` is the time from the first request to that end, or to the end of the
+    tables if the transaction is open. `timeout_ms` is the producer's transaction.timeout.ms, after which the
+    coordinator aborts the transaction, from the last InitProducerId, DescribeTransactions or `__transaction_state`
+    record that a client received; null: there was none. `start_offsets` are
     the first offsets written, by partition, 20 at most: for `kafka-transactions.sh abort --topic TOPIC --partition N
     --start-offset OFFSET`.
     """

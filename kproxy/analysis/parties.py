@@ -32,7 +32,7 @@ from kproxy.wire.events import ANSWERED
 AT_END = "in_flight_at_end"
 NOT_MISSED = "not_missed"
 NO_ERRORS = frozenset((AT_END, NOT_MISSED))  # values of the column `error` that are no errors
-INSIDE = "inside_answer"  # of a response with errors, but none in `partitions`
+INSIDE = "inside_answer"  # error of a response whose errors are not in `partitions`
 
 
 def throttle(
@@ -265,7 +265,7 @@ def connections(
 def quality(quality: Frame, every: str | None = None) -> Frame:
     """Quality of captures: gaps and other flaws, so that nobody takes "not captured" for "slow".
 
-    With --every, each kind is listed at the step in which it began.
+    With --every, each kind is listed once, at the step when it first occurred.
     """
     first = "cast(floor(first_ns / 1e3) as bigint)"
     step = f"timestamp_micros({first} - {first} % {span_us(every)}) as `time`, " if every else ""

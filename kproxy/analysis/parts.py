@@ -26,10 +26,11 @@ from collections.abc import Iterable
 from kproxy.analysis.pieces import GROUPS, OVERDUE_NS, WITHOUT_TLS, duration_of, literal, ns, version_in
 from kproxy.wire.events import ANSWERED, UNANSWERED
 
-GROUP_WAITS = ("JoinGroup", "SyncGroup")  # the broker answers when the other members have come
+GROUP_WAITS = ("JoinGroup", "SyncGroup")  # the broker responds when the other members have joined
 _WAITS = ", ".join(map(literal, GROUP_WAITS))
 
-# The parts of a total time, with the words for one that is not the largest; of equal parts the first is the cause.
+# The parts of a total time, with the words for a part that is not the largest. The largest part is the cause; if parts
+# are equal, the first of them.
 CAUSES = {
     "throttle": "throttled",
     "queue": "behind earlier requests",

@@ -104,7 +104,7 @@ def order(*columns: str, by: Sequence[str] = (), every: str | None = None) -> st
 
 
 def percentiles(column: str, prefix: str, *ranks: float, unit: str = "_ns") -> str:
-    """p50_ns, p99_ns, ... of a column, for `select`; null if all its values are."""
+    """SQL of the percentiles p50_ns, p99_ns, ... of a column, for `select`; null if all its values are null."""
     return ", ".join(
         f"percentile_approx({column}, {rank:g}, {ACCURACY}) as {prefix}p{f'{rank:g}'[2:].ljust(2, '0')}{unit}"
         for rank in ranks
@@ -184,7 +184,7 @@ def stretches(rows: str, keys: Sequence[str]) -> dict[str, str]:
     }
 
 
-CONNECTION = "named_struct('s', source, 'c', connection)"  # one of one source: captures may overlap
+CONNECTION = "named_struct('s', source, 'c', connection)"  # its number is unique within a source only
 CONNECTIONS = f"count(distinct {CONNECTION})"
 
 
@@ -193,8 +193,8 @@ def at_last(column: str, order: str = "max_by") -> str:
     return f"{order}({column}, named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`, 's', source))"
 
 
-# Whether a broker sent the request, for replication: by its replica id, else by its client id. The replica id of a
-# Fetch v15 or newer is unknown if its body was not read.
+# Whether a broker sent the request, for replication. The replica id shows it, or the client id if the replica id is
+# unknown, as in a Fetch v15 or newer whose body was not read.
 IS_REPLICA = (
     f"case when replica_id is not null then replica_id >= 0 "
     f"else coalesce(regexp_like(client_id, '{_CLIENT_IDS_OF_BROKERS}'), false) end"
@@ -235,10 +235,10 @@ def without_brokers(rows: str) -> str:
     return f"select r.* from {rows} r left join ({theirs}) b on {keys} where b.is_broker is null"
 
 
-# Requests that wait for data or for other members: if their connection ends meanwhile, nobody may miss the answer.
+# Requests that wait for data or for other members: if their connection ends meanwhile, nobody may need the response.
 LONG_POLLS = ("Fetch", "ShareFetch", "JoinGroup", "SyncGroup")
-_WENT_ON_US = 1_000_000  # a client with a request this long after a connection's end has not ended with it
-_TRIED_AGAIN_NS = 10_000_000_000  # clients wait for reconnect.backoff.max.ms at most, 1 s by default
+_WENT_ON_US = 1_000_000  # a client with a request this long after the end of its connection continues
+_TRIED_AGAIN_NS = 10_000_000_000  # above reconnect.backoff.max.ms, 1 s by default: then clients connect again
 OVERDUE_NS = 5_000_000_000  # beyond the max_wait_ms of a Fetch; the wait for a group's members has no known limit
 _GAVE_UP_NS = 1_000_000_000
 _CLOSES_US = 3_000_000  # a consumer that leaves its group closes its connections this soon
@@ -247,11 +247,11 @@ _CLOSES_US = 3_000_000  # a consumer that leaves its group closes its connection
 def missed_answers() -> dict[str, str]:
     """Steps of a question over `exchanges` and `connections`: `missed`, requests whose client missed the answer.
 
-    They were not answered when their connection ended, and their client went on afterwards or had waited. It also went
-    on where its host tried to connect to that broker again, in vain, soon after the end. So are requests that were
-    answered after their client had waited and closed the connection. The last requests of a client that ends do not
-    count, nor those of a consumer that leaves its group, even if another with its client id follows, nor do long polls
-    that end in time. On a connection that was open at the capture's end, where `is_open`, they had waited for
+    They had no response when their connection ended, and their client continued afterwards or had waited. A client also
+    continued if its host tried to connect to that broker again soon after the end, without success. Requests whose
+    response came after their client had waited and closed the connection count, too. The last requests of a client that
+    ends do not count, nor those of a consumer that leaves its group, even if another with its client id follows, nor
+    long polls that end in time. If their connection was open at the capture's end (`is_open`), they had waited for
     OVERDUE_NS by then.
     """
     polls = ", ".join(map(literal, LONG_POLLS))

@@ -36,7 +36,7 @@ _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d)(\.\d{1,6})?)?")
 class Question:
     """A job with its options. Times are as `moment` reads them; conditions are SQL; None: no such choice.
 
-    other_since, other_until: times of the other dataset of a comparison; with neither it has those of this one.
+    other_since, other_until: times of the other dataset of a comparison; without both, it has the times of this one.
     """
 
     job: Job
@@ -188,9 +188,9 @@ class Question:
 
 
 def times(table: str, since: str | None, until: str | None, of: str | None = None) -> list[str]:
-    """Conditions on rows of a table that a step calls `answered`: not before `since`, and before `until`.
+    """Conditions on rows of a table, in a step with the name `answered`: from `since` on, and before `until`.
 
-    of: the table, called `first_table`, whose rows give moments without a date theirs; None: the table itself.
+    of: the table, named `first_table`, whose rows provide the date of times without one; None: the table itself.
     """
     first, last = _us(table)
     step = "answered" if of is None else "first_table"

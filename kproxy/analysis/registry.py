@@ -10,8 +10,8 @@ _KINDS = (
     "'broker', 'controller', 'controller_epoch', 'partition_state', 'isr_change', 'topic', 'consumer_id', "
     "'consumer_owner', 'config', 'admin', 'acl'"
 )
-# Columns of the answer and of the table: a condition on these alone filters rows of the answer, since a node that went
-# with its session comes from two rows of the table.
+# Columns of both the answer and the table. A condition on these alone filters rows of the answer, since the row of a
+# node that was removed with its session comes from two rows of the table.
 REGISTRY_WHERE = ("cluster", "kind", "path", "session", "client_address", "zxid")
 _FOR_EVER = "9223372036854775807"
 
@@ -82,7 +82,7 @@ def consumers(rebalances: Frame, group_events: Frame, assignments: Frame, partit
             "partitions": partitions,
             "exchanges": exchanges,
         },
-        # Each `convert` counts generations anew: of several with one number, each ends as the next begins.
+        # Each `convert` counts generations from 1: if several have the same number, each ends when the next begins.
         rounds=f"""
             select *, case when lag(started_ns) over alike is null then 0 else started_ns end as since_ns,
                 coalesce(lead(started_ns) over alike, {_FOR_EVER}) as next_ns

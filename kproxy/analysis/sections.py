@@ -124,10 +124,10 @@ def apis(tables: Tables) -> Frame:
 def topics(tables: Tables) -> Frame:
     """Bytes and records of each topic, written and read; written are those acknowledged, or sent with acks=0.
 
-    failed_attempts: batches in Produce requests that were refused or not answered; each retry counts. lost_batches: of
-    these, batches whose first record no later successful request of the client has; one that was not answered may be in
-    the log all the same. Requests that still wait when the capture ends have not failed; nor is a batch lost that its
-    client may still send again then. Null for a topic with too many failed attempts to look for each, or with batches
+    failed_attempts: batches in Produce requests that were refused or got no response; each retry counts. lost_batches:
+    the failed batches whose first record is in no later successful request of the client; a batch without a response
+    may still be in the log. Requests in flight at the end of the capture have not failed; nor is a batch lost if its
+    client may still retry it then. Null for a topic with too many failed attempts to look for each, or with batches
     that have no timestamp.
     """
     same = " and ".join(f"o.{key} = {{0}}.{key}" for key in KEYS)
@@ -192,9 +192,9 @@ def throttles(tables: Tables) -> Frame:
 
 
 def slowest(tables: Tables) -> Frame:
-    """The slowest requests, without long polls: for each cause and API one row, that of the longest.
+    """The slowest requests, without long polls: one row for each cause and API, the slowest.
 
-    A throttle counts by client, whichever broker reported it; time in a broker by broker, and all else by both.
+    A throttle counts by client, whichever broker reported it; time in a broker counts by broker, other causes by both.
     """
     answer = timing.slow(tables["exchanges"], tables["connections"])
     chosen = "`time`, total_ns, cause, api, client, broker, explanation, exchanges, head, source, connection, `number`"

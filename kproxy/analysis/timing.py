@@ -27,18 +27,18 @@ from kproxy.analysis.pieces import (
 )
 from kproxy.wire.events import ANSWERED
 
-WORSE = 0.01  # groups whose share of failed requests grew by this much come before all others
+WORSE = 0.01  # groups whose share of failed requests grew by this or more come first
 
 
 def latency(exchanges: Frame, by: Sequence[str] = ("api",), every: str | None = None, replicas: bool = False) -> Frame:
     """Response latencies: percentiles by API, version, broker, client, and over time.
 
     The percentiles are of `latency_ns`, from the request's last byte to the response's first. `queue_p99_ns` is the
-    99th percentile of the time that requests waited, from their first byte on, behind earlier requests of their
-    connection, `muted_p99_ns` of the time for which the broker had muted the connection after throttling it. A Fetch
-    may wait for data (see `fetching`). `exchanges` and the percentiles count exchanges with a response; `unanswered`
-    counts requests without one, including long polls that were open when their connection ended; `errors` counts
-    responses with an error. Groups of fewer than 20 exchanges come last.
+    99th percentile of the time that a request waited, from its first byte on, behind earlier requests of its
+    connection; `muted_p99_ns` that of the time for which the broker had muted the connection after throttling it. A
+    Fetch may wait for data (see `fetching`). `exchanges` and the percentiles count exchanges with a response;
+    `unanswered` counts requests without one, including long polls that were open when their connection ended; `errors`
+    counts responses with an error. Groups of fewer than 20 exchanges come last.
     """
     return ask(
         {"exchanges": exchanges},
@@ -153,7 +153,7 @@ _IN_ORDER = "(partition by source, connection order by `number`)"
 
 
 def _head(condition: str) -> str:
-    """The last exchange before this one on its connection for which a condition holds."""
+    """The number of the last earlier exchange of the connection that satisfies a condition."""
     return f"""max(case when {condition} then `number` end) over (partition by source, connection order by `number`
         rows between unbounded preceding and 1 preceding)"""
 
@@ -183,9 +183,9 @@ def _grouped(rows: str, by: Sequence[str], every: str | None, own: dict[str, str
 
 
 _LAST_US = "greatest(unix_micros(`time`), coalesce(cast(floor(response_end_ns / 1e3) as bigint), 0))"
-_CREATED_US = 2_000_000  # a client asks for the topic that it made exist, until a broker has created it
-# Metadata without a topic that is new: the client gets all that it asks for soon after. From v13 on Metadata has an
-# error of its own, which is NONE then.
+_CREATED_US = 2_000_000  # longest time for which a client repeats Metadata until its new topic exists
+# Metadata responses that lack a new topic: soon after, the client gets a response without errors. Since v13 the
+# response has a top-level error, which is NONE then.
 _NEW_TOPICS = f"""
     select * from (
         select source, connection, `number`, errors, error, unix_micros(`time`) as us,
@@ -195,7 +195,7 @@ _NEW_TOPICS = f"""
         from {{table}} where api = 'Metadata') asked
     where errors > 0 and coalesce(error, 'NONE') in ('NONE', 'UNKNOWN_TOPIC_OR_PARTITION', 'LEADER_NOT_AVAILABLE')
         and good_us - us <= {_CREATED_US}"""
-# Whether an answer's error is none of the findings about refused requests.
+# Whether the error of a response belongs to no finding about refused requests.
 _EVERYDAY = f"""coalesce(is_new, false) or coalesce(error != 'NONE'
     and error not in ({", ".join(map(literal, KIND_OF))}), false)"""
 
@@ -214,17 +214,17 @@ def compare(
 ) -> Frame:
     """Two captures side by side: the same figures of `exchanges` and of `other` (`b_`), and how they changed.
 
-    A change is the other's figure divided by this one's: 2.0 means twice as slow in the other, 0.5 twice as fast. So
-    give the later capture as the other. Totals of captures with different lengths are no change: compare the rates per
-    second of capture, from its first request to its last answer, or of the step with --every; `rate_change` is that of
-    `exchanges_per_second`. Percentiles are of exchanges with a response. Shares are of all requests. `everyday_share`
-    has the errors of rebalances, elections, discovery and new topics, which clients handle by themselves, `error_share`
-    the others, and answers whose error is only inside. `records` are those of Produce requests and Fetch answers: as
-    sent, also where the write failed. Of requests in the last 5 s of a capture none counts as
-    unanswered, since the capture may end before their answers. Groups whose share of failed requests rose by 0.01 or
+    A change is the other's figure divided by this one's: 2.0 means twice as slow in the other, 0.5 twice as fast. Give
+    the later capture as the other. If the captures have different lengths, compare rates instead of totals: they are
+    per second of the capture, from its first request to its last response, or of the step with --every; `rate_change`
+    is the change of `exchanges_per_second`. Percentiles are of exchanges with a response. Shares are of all requests.
+    `everyday_share` has the errors of rebalances, elections, discovery and new topics, which clients handle by
+    themselves; `error_share` has the other errors, including those inside a response. `records` are those of Produce
+    requests and Fetch responses as sent, even if the write failed. Requests in the last 5 s of a capture never count as
+    unanswered, since the capture may end before their responses. Groups whose share of failed requests rose by 0.01 or
     more come first; everyday errors are no failures.
 
-    Two parts of one capture are compared by --to and --with-from, with the same tables on both sides.
+    To compare two parts of one capture, use --to and --with-from with the same tables on both sides.
 
     Groups that only one capture has come last, after groups with fewer than 20 exchanges in either of them. With
     --every, steps of time begin at the first exchange of each capture, and `after_ns` is the time from there to the

@@ -45,7 +45,7 @@ FELT = (
     "session_expired",
     *("slow_broker", "throttled"),
 )
-# Kinds worth a word where they are not found, with the APIs without which there is nothing to check.
+# Kinds whose absence is worth reporting, with the APIs of which at least one is needed to check it.
 CHECKED = {
     "broker_gone": (),
     "broker_standing_still": (),
@@ -58,8 +58,8 @@ CHECKED = {
     "growing_lag": ("Fetch", "OffsetCommit"),
     "open_transaction": ("AddPartitionsToTxn", "EndTxn"),
 }
-# Other kinds by which such a thing shows itself if the capture begins or ends during it, or which imply it: beside
-# these nobody says that there is none.
+# Kinds of findings that are signs of a kind in CHECKED, even if the capture begins or ends during the event, or that
+# imply it: with one of these its absence is not reported.
 _SIGNS = {
     "broker_gone": ("broker_absent", "connects_failed", "unanswered", "client_timeouts", "under_replicated"),
     "broker_standing_still": (
@@ -85,31 +85,31 @@ FAILURES = ("unanswered", "client_timeouts", *REFUSED)
 
 @dataclass(frozen=True)
 class Figures:
-    """None: unknown, or there is none. Times in nanoseconds; requests are those of clients."""
+    """None: unknown, or there is none. Times in nanoseconds; only requests of clients count."""
 
     requests: int
-    unanswered: int  # requests whose client missed the answer
+    unanswered: int  # requests whose client missed the response
     refused: int  # requests answered with an error that is a finding
     everyday: int  # requests answered with another error: rebalances, elections, discovery of coordinators
-    longest_ns: int | None  # of a standstill
+    longest_ns: int | None  # duration of the longest standstill
     longest_where: str | None
     p99_ns: int | None  # latency of requests that do not wait for data or members
     answered: int  # number of these requests
-    left_out: int  # such requests without an answer, which no percentile includes
+    left_out: int  # number of these requests without a response, which no percentile includes
     behind_records: int | None
     behind_group: str | None
     behind_uncommitted: int  # partitions of its topics without a commit of that group: not in its lag
-    behind_fetched: int  # those of them that its clients fetched
+    behind_fetched: int  # the part of `behind_uncommitted` that its clients fetched
     behind_fetched_records: int | None  # their lag by these fetches
-    retried: int = 0  # of `refused`: requests that clients send again by themselves, as when leaders move
-    lost: int = 0  # requests whose answer the capture lacks: nobody knows whether these failed
-    connections: int = 0  # with requests, or encrypted
-    encrypted: int = 0  # of these: with TLS and without keys, so that nothing is known of their requests
+    retried: int = 0  # the part of `refused` that clients retry by themselves, for example when leaders move
+    lost: int = 0  # requests whose response the capture lacks: their outcome is unknown
+    connections: int = 0  # connections with requests, and encrypted ones
+    encrypted: int = 0  # the part of `connections` with TLS and without keys: their requests are unknown
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """findings: those without a cause among others; `total` counts them, `explained` counts their consequences."""
+    """findings: findings that are no consequence of another; `total` counts them, `explained` their consequences."""
 
     figures: Figures
     findings: Sequence[Finding]
@@ -124,20 +124,20 @@ class Verdict:
 
     @property
     def is_blind(self) -> bool:
-        """Whether the capture lacks most answers, as one of a single direction: what is not found proves nothing."""
+        """Whether the capture lacks most responses, as with one captured direction: absent findings prove nothing."""
         return 2 * self.figures.lost > self.figures.requests
 
     def gravest(self) -> list[Finding]:
-        """The findings for a sentence: critical ones, else those that users felt."""
+        """The findings for a sentence: critical ones, else warnings of the kinds in FELT."""
         chosen = [one for one in self.findings if one.severity == CRITICAL]
         return chosen or [one for one in self.findings if one.severity == WARNING and one.kind in FELT]
 
     def not_found(self, apis: Collection[str]) -> list[str]:
-        """The kinds of CHECKED that are no finding, no consequence and without signs; apis: those of the tables."""
+        """The kinds of CHECKED without a finding, a consequence or a sign; apis: the APIs in the tables."""
         if self.is_blind:
             return []
         kinds = {one.kind for root in self.findings for one in (root, *root.consequences)}
-        signs = {  # what follows from an outage of a broker is none of other things
+        signs = {  # consequences of a broker's outage are no signs of other kinds
             one.kind for root in self.findings for one in (root, *(() if root.kind in DOWN else root.consequences))
         }
         return [

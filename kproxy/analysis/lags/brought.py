@@ -1,20 +1,19 @@
-"""Records that fetches got, and their lag behind the end that the leader of the log reported.
+"""Fetched records, and their lag behind the end of the log that the leader reported.
 
-A follower that answers a Fetch (KIP-392) has a lower high watermark than the leader, so a consumer that reads from it
-seems to be at the end. Answers to requests that name a rack may be a follower's: their `partitions.end_offset` is null.
-They count as the leader's if, by Metadata, the broker that answered led the partition. All others are compared with the
-highest end reported by then; their lag is null until an answer of the leader has reported one, since the log was
-created or truncated.
+A follower that answers a Fetch (KIP-392) may have a lower high watermark than the leader, so its consumer seems to be
+at the end. A response to a request with a rack may come from a follower: its `partitions.end_offset` is null. It counts
+as the leader's if the responding broker led the partition, by Metadata. Otherwise the Fetch is compared with the
+highest end reported before; its lag is null until the leader has reported one since the log was created or truncated.
 
-Tables from before schema version 7 have no `end_offset`: the lag in them counts, unless another broker is known to
-lead. Steps of a question over TABLES. Refuses to know clients and groups.
+Tables before schema version 7 have no `end_offset`: their lag counts, unless Metadata shows another broker as leader.
+Steps of a question over TABLES. Refuses to know clients and groups.
 """
 
 from kproxy.analysis.lags.ends import LOG, OF, TOLD_ENDS, lives, same, turns
 from kproxy.analysis.lags.followers import answered, same_row
 from kproxy.analysis.pieces import FETCHED, KEYS, TOPIC, name
 
-TABLES = ("partitions", "exchanges", "changes", "topology")  # of the steps
+TABLES = ("partitions", "exchanges", "changes", "topology")  # tables that the steps read
 ONCE = ("turns", "answered")  # for `engine.ask`
 
 

@@ -1,7 +1,7 @@
-"""How far clients are behind: by their fetches, and by the offsets that they commit for their groups.
+"""The lag of clients, by their fetches and by the offsets that they commit for their groups.
 
-By its fetches, a consumer that prefetches is at the end of the log while its application is thousands of records
-behind: the committed offset decides, as in `kafka-consumer-groups --describe`. One answer has both. Refuses to know
+A consumer that prefetches has fetched up to the end of the log while its application is thousands of records behind.
+The committed offset shows this, as in `kafka-consumer-groups --describe`. The answer has both lags. Refuses to know
 files, sessions and formats of output.
 """
 
@@ -26,11 +26,11 @@ def lag(
 ) -> Frame:
     """Consumer lag by client, topic and partition: first, last and largest, by their fetches.
 
-    Clients that prefetch are at the end of the log by their fetches. So `committed_lag_records` is the lag of the group
-    for which the client committed last, by its committed offset, and `growing` is true where either lag grows.
-    `last_lag_ns` is the age of the newest record that the client got. A Fetch that a follower answered is compared with
-    the end that earlier responses of the leader showed; `unknown` is the reason for a null lag. With --every there are
-    only lags of fetches. `group-lag` has more about groups.
+    A client that prefetches is at the end of the log by its fetches, although its application may be behind. Therefore
+    `committed_lag_records` is the lag by the offset that the client last committed for its group, and `growing` is true
+    if either lag grows. `last_lag_ns` is the age of the newest record that the client received. A Fetch that a follower
+    answered is compared with the end that earlier responses of the leader showed; `unknown` is the reason for a null
+    lag. With --every there are only the lags by fetches. `group-lag` has more about groups.
     """
     tables = {"partitions": partitions, "exchanges": exchanges, "changes": changes, "topology": topology}
     fetched = f"""

@@ -1,14 +1,14 @@
-"""Offsets that groups have committed, by group, topic and partition, and their removals.
+"""Committed offsets of groups, by group, topic and partition, and their removals.
 
-An OffsetCommit counts for each partition that the broker accepted; an OffsetFetch counts with the coordinator's answer,
-unless the group committed after the request; a TxnOffsetCommit counts if its transaction was committed: an EndTxn of
-the same transactional id after it, answered without error, and no commit accepted after it counted before. Without a
-known EndTxn and outcome the offset does not count (`is_pending`). Records of a fetched `__consumer_offsets` count too.
-OffsetDelete, DeleteGroups, a commit of -1 and an OffsetFetch that finds none remove an offset, and so does the end of
-its log (`ends.turns`).
+An OffsetCommit counts for each partition that the broker accepted. An OffsetFetch counts with the offset in the
+response, unless the group committed after the request. A TxnOffsetCommit counts if its transaction was committed: an
+EndTxn of the same transactional id followed, its response had no error, and no later accepted commit counted before.
+Without a known EndTxn and outcome the offset does not count (`is_pending`). Records of a fetched `__consumer_offsets`
+count too. An offset is removed by OffsetDelete, DeleteGroups, a commit of -1, an OffsetFetch response without an
+offset, and the end of its log (`ends.turns`).
 
 Steps of a question over `partitions`, `exchanges`, `committed_offsets`, `group_events` and `changes`. Refuses to know
-where logs end.
+the ends of logs.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from kproxy.analysis.pieces import EXCHANGE_NAMES, KEYS, TOPIC, name, of_exchang
 COMMITTING = ("OffsetCommit", "TxnOffsetCommit")
 COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"
 PLACE = ("cluster", "of_group", "of_topic", "`partition`")  # key of an offset
-_OWN = ("of_topic", "of_group", "is_removal", "is_pending", "written_us")  # in addition to names for conditions
+_OWN = ("of_topic", "of_group", "is_removal", "is_pending", "written_us")  # besides the columns that conditions may use
 
 
 def _chosen(columns: Sequence[str], row: str, **own: str) -> str:
-    """Columns of a row for `select`, some of them by a text of their own."""
+    """Columns of a row for `select`; own: SQL for some of them."""
     return ", ".join(f"{own.get(each, f'{row}.{name(each)}')} as {name(each)}" for each in columns)
 
 

@@ -91,9 +91,9 @@ def _of_topics() -> dict[str, str]:
 
 
 def _of_unknown_partitions() -> dict[str, str]:
-    """Step `partitions_gone`: the broker that led a log does not know it any more.
+    """Step `partitions_gone`: the leader of a log responded with an error that the partition does not exist.
 
-    Other brokers may not know a new topic yet: so it has to be the broker that reported the log's end last.
+    Only the broker that last reported the log's end counts, since other brokers may not know a new topic yet.
     """
     asked = "direction = 'response' and api in ('Produce', 'Fetch', 'ListOffsets')"
     broker = f"select {', '.join(KEYS)}, {GROUPS['broker']} as broker from exchanges"

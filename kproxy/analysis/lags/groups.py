@@ -1,6 +1,6 @@
-"""Lag of groups: committed offsets against the ends of logs, over time and at the end.
+"""Lag of groups: the end of a log minus the committed offset, over time and at the end.
 
-Refuses to know the sources of either (`committed`, `ends`), files, sessions and formats of output.
+Refuses to know the sources of both offsets (`committed`, `ends`), files, sessions and formats of output.
 """
 
 from collections.abc import Sequence
@@ -26,16 +26,16 @@ from kproxy.analysis.pieces import (
 from kproxy.protocol.apis import UNKNOWN_TOPIC_OR_PARTITION
 
 TABLES = ("partitions", "exchanges", "committed_offsets", "group_events", "changes", "topology")  # sources of lag
-_BY_LEADER = "coalesce(not is_followers, true)"  # for answers that may be a follower's
+_BY_LEADER = "coalesce(not is_followers, true)"  # true for a response of the leader, false for a follower's
 _BEHIND = "cast(`partition` as bigint) + 1"
-_MOMENTS = range(1, 9)  # eighths of the tables' time: a lag's trend is that of the later half
+_MOMENTS = range(1, 9)  # eighths of the tables' time: the later half determines the trend of a lag
 GROUPED_BY = ("cluster", "group_id", "topic")
-# Requests of members, or of consumers that commit without being one; tools send others about a group.
+# Requests of members, and of consumers that commit without membership; other requests about a group may be of tools.
 _OF_MEMBERS = (
     *("JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "ConsumerGroupHeartbeat", "ShareGroupHeartbeat"),
     *("OffsetCommit", "TxnOffsetCommit"),
 )
-_LEFT_US = 3_000_000  # requests in flight and further members' LeaveGroups follow the first within this
+_LEFT_US = 3_000_000  # longest time between the first LeaveGroup and requests in flight, or other members' LeaveGroups
 _ABANDONED_US = 60_000_000  # longer than session.timeout.ms (45 s): a restart sends requests sooner
 # Reasons for an unknown lag, or for a committed offset that does not count: the column `unknown`.
 NO_END = "no answer showed the end of the log"
@@ -55,37 +55,37 @@ def group_lag(
     every: str | None = None,
     where: str | None = None,
 ) -> Frame:
-    """Lag of groups: the offsets that they committed, or got from OffsetFetch, against the end of the log.
+    """Lag of groups: the end of the log minus the offset that the group committed, or received by OffsetFetch.
 
-    The end of a log is the highest that any response showed since the log was created or truncated. Where only
+    The end of a log is the highest offset that any response showed since the log was created or truncated. If only
     followers showed it, whose high watermark may be lower, the lag is null, and `least_lag_records` is a lower bound,
-    by the highest end that any broker showed. Commits count for each partition that was accepted, those of a
-    transaction when it is committed; offsets in a fetched `__consumer_offsets` count too. Deleted groups, offsets and
-    topics have no row; for a topic that was created again only later commits count. `unknown` is the reason for a null
-    lag, or names commits that do not count: a partition that a member without requests in the tables took over has no
-    known offset, and is not in the steps of --every. `uncommitted_partitions` is the number of known partitions of the
-    topic in which the group has committed nothing: `kafka-consumer-groups --describe` shows "-" as their lag, and
-    `lag_records` does not count them. Without --every, `fetched_partitions` of these have a Fetch of a client that
-    commits for the group, and `fetched_lag_records` is the sum of their lags by the offsets fetched last.
+    by the highest end that any broker showed. A commit counts for each partition that the broker accepted, a commit in
+    a transaction when the transaction is committed; offsets in a fetched `__consumer_offsets` count too. Deleted
+    groups, offsets and topics have no row; after a topic was re-created only later commits count. `unknown` is the
+    reason for a null lag, or for commits that do not count: a partition that a member without requests in the tables
+    took over has no known offset, and is not in the steps of --every. `uncommitted_partitions` is the number of the
+    topic's known partitions without a commit of the group: `kafka-consumer-groups --describe` shows "-" as their lag,
+    and `lag_records` does not count them. Without --every, `fetched_partitions` is the number of these that a client
+    of the group fetched, and `fetched_lag_records` the sum of their lags by the offsets fetched last.
 
-    With --every, a step has the offsets committed by its end, against the end of the log known by then, for all
-    partitions of the group. Only steps in which the group committed, or in which a response showed the end of one of
-    its logs, are there.
+    With --every, each step has all partitions of the group, with the last committed offset and the known end of the
+    log at the end of the step. A step without a commit of the group and without a response that shows the end of one
+    of its logs is left out.
 
-    With --by group_id, or group_id,topic: sums over the `partitions` that count, all of them at one moment;
-    `unknown_partitions` have a committed offset and no known lag: they count in `least_lag_records` at most.
+    With --by group_id, or group_id,topic: sums over the `partitions` that count, all of them at the same time;
+    `unknown_partitions` have a committed offset and no known lag: they count only in `least_lag_records`, if at all.
 
     Without --every the answer also has the offset that `client`, which commits for the group, has fetched
     (`fetched_offset`, `fetch_lag_records`), and the trend of the lag: first, largest, `growth_per_s` (records per
     second, over the later half of the time), `growing`, and `catch_up_ns`, the time to lag 0 at that rate if the lag
-    shrinks. `first_lag_records` is the lag at `first_known`: the time is divided into eighths, and it is the first end
-    of one by which the lag was known; in sums, those of all partitions of the group. `behind_ns` is the maximum age of
-    the first record that is not committed, by when the log ended before it, or by the timestamps of records fetched
-    before it; null where the tables begin later.
+    shrinks. The trend uses the ends of eighths of the time: `first_lag_records` is the lag at `first_known`, the first
+    of these ends with a known lag; in sums, the first at which the lags of all partitions of the group are known.
+    `behind_ns` is the maximum age of the first uncommitted record, by the time when the log ended before it, or by the
+    timestamps of records fetched before it; null if the tables begin later.
     """
     from kproxy.tables.schema import PARTITIONS  # heavy, and no help text needs it
 
-    columns = (*PARTITIONS.schema.names, *EXCHANGE_NAMES)  # names for conditions
+    columns = (*PARTITIONS.schema.names, *EXCHANGE_NAMES)  # names that conditions may use
     frames = (partitions, exchanges, committed_offsets, group_events, changes, topology)
     steps = _stepwise(bucket(every), where) if every else _at_the_end(where, is_summed=bool(by))
     for each in by:
@@ -100,13 +100,13 @@ def group_lag(
 def group_lag_while_active(*frames: Frame) -> Frame:
     """`group_lag` of each group at its last request instead of at the tables' end, with its trend until then.
 
-    A group whose consumers stopped has no lag to judge afterwards: it only grows as others write. But if they fell
-    silent without leaving, longer ago than a restart takes, the lag is that at the end, and `silent_us` is the time
-    since the last request. `until_us` is the time of the lag; `left_us` is the same if the last member left, and
-    `end_lag_records` is the lag at the tables' end, `end_known_records` the same as `group_lag` has it: null where
+    After the consumers of a group stop, its lag only grows with the writes of others, so it is not judged. But if they
+    stopped sending requests without leaving, longer ago than a restart takes, the lag is that at the tables' end, and
+    `silent_us` is the time since the last request. `until_us` is the time of the lag, `left_us` the same if the last
+    member left. `end_lag_records` is the lag at the tables' end, `end_known_records` the lag in `group_lag`: null if
     only followers showed the end of the log.
 
-    `compared_first_records` is the lag at `compared_us`, the same moment for all partitions of a group and topic: the
+    `compared_first_records` is the lag at `compared_us`, the same time for all partitions of a group and topic: the
     first at which partitions with at least half of the topic's lag had a known lag. Null: it was not yet known.
     """
     from kproxy.tables.schema import PARTITIONS
@@ -205,7 +205,7 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
         "first_steps": f"""
             select {_OWNER}, `partition`, min(step) as step from {_committed_places(where, True)}
             group by {_OWNER}, `partition`""",
-        # Number of partitions with a commit by a step, up to the next step in which another one gets its first.
+        # Number of partitions with a commit, from each step in which another partition gets its first commit.
         "committed_counts": f"""
             select *, lead(step) over (partition by {_OWNER} order by step) as next_step from (
                 select {_OWNER}, step, sum(count(*)) over (partition by {_OWNER} order by step)
@@ -223,7 +223,7 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
 
 
 def _carried(step: str) -> dict[str, str]:
-    """Step `carried`, after `committed`: repeats offsets in later steps with a reported log end, until removed."""
+    """Step `carried`, after `committed`: repeats each offset in later steps with a reported log end, until removed."""
     of_group = f"{OF}, group_id"
     nothing = "cast(null as bigint), cast(null as bigint), cast(null as timestamp), cast(null as boolean)"
     return {
@@ -238,18 +238,18 @@ def _carried(step: str) -> dict[str, str]:
             join logs_gone l on {same("h", "l")}""",
         "moments": f"""
             select {step} as step, {OF} from lived_ends union select {step} as step, {OF} from leaders_answers""",
-        # A report about one partition makes a step for all of its group: so the sums of a step are complete.
+        # A report about one partition makes a step for all partitions of its group, to complete the sums of the step.
         "group_moments": f"""
             select m.step, h.cluster, h.group_id from holders h join moments m on {same("h", "m")}
             union select step, cluster, group_id from committed""",
-        # Of a step: whether a message reported the offset, it was removed, or it has a value at the end.
+        # For each step: whether a message reported the offset, whether it was removed, and whether its value is new.
         "states": f"""
             select step, {of_group}, max(committed_offset) as committed_offset, max(commits) as commits,
-                max(last_commit) as last_commit, max(is_open) as is_open, max(is_said) as is_said,
+                max(last_commit) as last_commit, max(is_open) as is_open, max(is_reported) as is_reported,
                 max(is_gone) as is_gone, max(case when is_gone = 1 or committed_offset is not null then 1 else 0 end)
                     as is_new
             from (
-                select step, {of_group}, committed_offset, commits, last_commit, is_open, 1 as is_said, 0 as is_gone
+                select step, {of_group}, committed_offset, commits, last_commit, is_open, 1 as is_reported, 0 as is_gone
                 from committed
                 union all
                 select step, {of_group}, {nothing}, 1, 1 from gone
@@ -259,7 +259,7 @@ def _carried(step: str) -> dict[str, str]:
                     and h.group_id = m.group_id and m.step > h.first_step) s
             group by step, {of_group}""",
         "stays": f"""
-            select *, sum(is_said) over so_far as commits_so_far, sum(is_new) over so_far as stay,
+            select *, sum(is_reported) over so_far as commits_so_far, sum(is_new) over so_far as stay,
                 sum(is_gone) over so_far as life
             from states window so_far as (partition by {of_group} order by step)""",
         "carried": f"""
@@ -437,7 +437,7 @@ def _spans(is_while_active: bool) -> dict[str, str]:
         "asking": f"""
             select group_id, {client}, {at_last_us} as asked_us from exchanges
             where group_id is not null and api in ({apis}) group by group_id, {of_client}""",
-        # Who commits without being a member fetches on; a client id that is nobody's own delays the end at most.
+        # A consumer that commits without membership still fetches; a client id that others share only delays the end.
         "fetching": f"""
             select {client}, {at_last_us} as fetched_us from exchanges
             where api in ('Fetch', 'ShareFetch') group by {of_client}""",
@@ -469,7 +469,7 @@ def _moment(eighth: str) -> str:
 
 
 def _committed_places(where: str | None, has_steps: bool) -> str:
-    """Rows of committed offsets, by step of time if there are steps: all of them, without the condition."""
+    """All rows of committed offsets, regardless of the condition; by step of time if there are steps."""
     if where is None:
         return "(select * from committed where committed_offset is not null or is_hidden) p"
     columns = "cluster, of_group as group_id, of_topic as topic, `partition`"
@@ -477,7 +477,7 @@ def _committed_places(where: str | None, has_steps: bool) -> str:
 
 
 def _committed_by(moment: str = "true") -> str:
-    """The offset that was committed last, or until a moment."""
+    """The offset that was committed last, or last before a moment."""
     at = "named_struct('t', unix_micros(`time`), 'c', connection, 'n', `number`, 's', source)"
     return f"max_by(`offset`, case when {moment} and not is_pending and not is_hidden then {at} end)"
 
@@ -489,7 +489,7 @@ _UNCOMMITTED = """cast(greatest(c.of_partitions - coalesce(h.committed_partition
 _WITH_COUNTS = f"""left join partition_counts c on a.cluster is not distinct from c.of_cluster and a.topic = c.of_topic
             left join committed_counts h on {_SAME_OWNER.format("a", "h")}"""
 _IS_COMMIT = "not is_pending and direction in ('request', 'log')"
-# From the rows of a group, topic and partition: its committed offset. is_open: its last commit may not count.
+# The committed offset of a group, topic and partition, from its rows. is_open: its last commit may not count.
 _COMMITTED = f"""cluster, of_group as group_id, of_topic as topic, `partition`,
                 {_committed_by()} as committed_offset,
                 greatest(count_if({_IS_COMMIT} and direction = 'request'),

@@ -1,15 +1,15 @@
-"""Committed partitions whose owner is a member that the capture lacks: its later commits are not in the tables.
+"""Committed partitions whose owner is a member without requests in the capture: its commits are not in the tables.
 
-A member that speaks inside TLS, or from a host whose traffic is not captured, takes partitions over: a member of the
-capture loses them in a rebalance, and no other member of the capture gets them. From then on the offset that was
-committed last proves nothing. Steps of a question over `group_events`, after `said_places` of `committed`. Refuses to
-know lag.
+The requests of a member are missing if it uses TLS, or if the traffic of its host was not captured. Such a member takes
+a partition over if a captured member loses it in a rebalance, and no other captured member gets it. After that the last
+committed offset in the tables may be outdated. Steps of a question over `group_events`, after `said_places` of
+`committed`. Refuses to know lag.
 """
 
 from kproxy.analysis.lags.committed import COMMITS, PLACE
 
-_SOON_US = 1_000_000  # a member commits once more when it leaves, and the answer may come after its LeaveGroup
-_LONG_US = 5_000_000  # auto.commit.interval.ms: sooner its successor has nothing to commit
+_SOON_US = 1_000_000  # a leaving member commits once more, and the response may arrive after its LeaveGroup
+_LONG_US = 5_000_000  # auto.commit.interval.ms: its successor commits nothing before that
 
 
 def unseen() -> dict[str, str]:
@@ -39,7 +39,7 @@ def unseen() -> dict[str, str]:
             where g.event = 'leave' and g.error is null group by g.cluster, g.group_id, g.member_id""",
         "owned_places": f"""
             select s.*, o.is_given, o.owner_id, o.moved_us, o.is_cut,
-                max(unix_micros(s.`time`)) over place as told_us,
+                max(unix_micros(s.`time`)) over place as reported_us,
                 max(case when {is_commit} then unix_micros(s.`time`) end) over place as committed_us
             from said_places s left join owned o on {same_group.format("s", "o")}
                 and o.place = concat(s.of_topic, '-', cast(s.`partition` as string))
@@ -48,14 +48,14 @@ def unseen() -> dict[str, str]:
             select *, min(case when is_taken then moved_us end) over of_one as taken_us,
                 max(case when is_taken and is_cut then moved_us end) over of_one as cut_us
             from (
-                select *, committed_us is not null and is_given = 0 and moved_us > told_us as is_taken
+                select *, committed_us is not null and is_given = 0 and moved_us > reported_us as is_taken
                 from owned_places) p
             window of_one as (partition by cluster, of_group)""",
         "told_places": f"""
             select p.*, committed_us is not null and of_topic is not null and (
                     coalesce(is_taken, false)
-                    or coalesce(is_given = 1 and d.us > taken_us and told_us <= d.us + {_SOON_US}, false)
-                    or coalesce(told_us < cut_us, false)) as is_hidden
+                    or coalesce(is_given = 1 and d.us > taken_us and reported_us <= d.us + {_SOON_US}, false)
+                    or coalesce(reported_us < cut_us, false)) as is_hidden
             from taken_places p left join departures d on {same_group.format("p", "d")}
                 and p.owner_id = d.member_id""",
     }
