@@ -1,8 +1,8 @@
-"""The clusters that brokers' answers reveal while `kproxy watch` runs, by the rule of `capture.clusters`.
+"""The clusters that brokers' responses show while `kproxy watch` runs, by the rules of `capture.clusters`.
 
-Duty: keep the addresses in answers, and name the cluster of an address or of a connection. While only one cluster is
-known, there are no names: everything has the name from the settings. A name is never withdrawn: if a later answer makes
-an address ambiguous, connections with a name keep it, and others get one by an answer of their own.
+Duty: keep the addresses in responses, and name the cluster of an address or of a connection. As long as only one
+cluster is known, it has the name from the settings. A name is never withdrawn: if a later response makes an address
+ambiguous, connections with a name keep it, and others get one by a response of their own.
 
 Bounded by MAX_ADDRESSES and MAX_CLUSTERS: further clusters keep the name from the settings. Refuses to know metrics,
 tables and packets.
@@ -22,7 +22,7 @@ _HERE = ""  # the source of every address: one kproxy observes one network
 
 
 class LiveClusters:
-    """`names`: of the clusters, in the order of their discovery; empty while there is only one."""
+    """`names`: the clusters' names, in the order of their discovery; empty while there is only one cluster."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from kproxy.tables.recorder import Recorder
 
 LISTENER = "watch"  # the label `listener`
-UNKNOWN = "bootstrap"  # the label of brokers that no answer has named yet
-LOOKS = 3  # searches for the processes of one connection: the first may come before its socket is visible
+UNKNOWN = "bootstrap"  # the label of brokers that no response has listed yet
+LOOKS = 3  # searches for the processes of one connection: its socket may not be visible to the first
 MAX_LOOKED_FOR = 1024
-MAX_CLUSTERS = 16  # with a shown id, and with name resolution of their own for their brokers
+MAX_CLUSTERS = 16  # clusters whose id is shown, and whose brokers have a name resolution of their own
 _MAX_NAME = 256
 
 Json = dict[str, Any]
@@ -57,7 +57,7 @@ class Connection:
         self._record = None if owner.recorder is None else owner.recorder.connected(flow.info, self)
         self._feed = owner.fed(flow.info)
         self.looked = 0  # searches for its processes
-        self.processes: list[Process | None] = [None, None]  # of the client and of the broker, if on this host
+        self.processes: list[Process | None] = [None, None]  # client's and broker's, if on this host
 
     @property
     def ends(self) -> tuple[End, End]:
@@ -80,7 +80,7 @@ class Connection:
         self._feed = self._owner.fed(info)
 
     def of_cluster(self, cluster: str) -> None:
-        """Assign it to a cluster that has become known: from now on it is counted and recorded there."""
+        """Assign it to its cluster, now that it is known; further events are counted and recorded there."""
         flow = self.flow
         flow.info = info = replace(self.info, cluster=cluster)
         self.counting.leave(flow.last_ns)
@@ -96,7 +96,7 @@ class Connection:
             if event.__class__ is Exchange and event.response_body is not None and event.response_body.brokers:
                 found = event.response_body
                 owner.learn(self.info, found.brokers, found.cluster_id, self.number)
-        self.counting.events(events)  # in the cells of their cluster and broker
+        self.counting.events(events)  # after `learn`, which may have changed the cells
         if self._feed is not None:
             owner.hear(self._feed, events)
         if self._record is not None:
@@ -218,13 +218,13 @@ class Connections:
         on_clusters: Callable[[LiveClusters], None] = lambda clusters: None,
         on_unknown: Callable[[], None] = lambda: None,
     ) -> None:
-        """cluster: the name of all connections while one cluster is known, and of those of unknown clusters.
-        destinations: creates the name resolution for the brokers of a cluster. bodies: topics are counted too. feed:
-        takes the frames for insight (`kept`).
+        """cluster: the name of the cluster of all connections, or, once several clusters are known, of the connections
+        without a known cluster. destinations: creates the name resolution for the brokers of a cluster. bodies: count
+        topics too. feed: receives the frames for insight (`kept`).
 
-        on_ports: called with the ports of brokers in answers. on_clusters: called when names of clusters change, before
-        connections get theirs. on_unknown: called when a connection without a cluster's name has ended while clusters
-        have names.
+        on_ports: called with the ports of brokers in responses. on_clusters: called when names of clusters change,
+        before they are assigned to connections. on_unknown: called when a connection without a cluster's name has ended
+        while clusters have names.
         """
         self.recorder = recorder
         self._metrics = metrics
@@ -238,7 +238,7 @@ class Connections:
         self._on_ports = on_ports
         self._on_clusters = on_clusters
         self._on_unknown = on_unknown
-        self.cluster_ids: list[str] = []  # from answers, at most MAX_CLUSTERS
+        self.cluster_ids: list[str] = []  # the first MAX_CLUSTERS ids in responses
         self.clusters = LiveClusters()
         self._open: dict[Flow, Connection] = {}  # oldest first
         self._others: dict[Flow, OnlyTcp] = {}
@@ -377,7 +377,7 @@ class Connections:
         return known[key]
 
     def _place(self, flow: Flow) -> None:
-        """Give a new flow the cluster of its broker's address, if that is known."""
+        """Set the cluster of a new flow by its broker's address, if the address is known."""
         info = flow.info
         assert info is not None
         cluster = self.clusters.at(info)

@@ -40,8 +40,8 @@ def program(ports: Collection[int], interfaces: Collection[int] = (), loopbacks:
 
     ICMP errors about such packets are accepted too.
 
-    interfaces: numbers of the watched ones; none, or more than MAX_INTERFACES: all. loopbacks: those of which only
-    incoming packets are accepted.
+    interfaces: numbers of the watched interfaces; none, or more than MAX_INTERFACES: all. loopbacks: numbers of
+    interfaces whose outgoing packets are dropped.
     """
     steps: list[_Step | str] = []
     if 0 < len(interfaces) <= MAX_INTERFACES:

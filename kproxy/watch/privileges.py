@@ -17,7 +17,7 @@ from kproxy.errors import KproxyError
 
 DAC_READ_SEARCH, NET_RAW, SYS_PTRACE = 2, 13, 19
 
-_VERSION = 0x20080522  # of struct __user_cap_header_struct
+_VERSION = 0x20080522  # field `version` of struct __user_cap_header_struct
 _LAST = 63
 _KEEP_CAPABILITIES, _DROP_BOUNDING, _NO_NEW_PRIVILEGES, _AMBIENT, _CLEAR_ALL = 8, 24, 38, 47, 4
 

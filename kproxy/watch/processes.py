@@ -36,7 +36,7 @@ class Process(NamedTuple):
 
 
 def look(wanted: Iterable[End]) -> dict[End, Process]:
-    """Return the processes at some ends, without those on other hosts and those that we may not see."""
+    """Return the processes at some ends; processes on other hosts, and those without access, are missing."""
     ends = set(wanted)
     until = monotonic() + PATIENCE_S
     inodes: dict[int, End] = {}

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from kproxy.admin.server import Admin, Question
     from kproxy.tables.recorder import Recorder
 
-IDLE_S = 20 * 60  # twice the time for which brokers keep silent connections (connections.max.idle.ms)
+IDLE_S = 20 * 60  # twice the time after which brokers close idle connections (connections.max.idle.ms)
 CONNECT_S = 130  # Linux aborts a connect after 127 s (net.ipv4.tcp_syn_retries)
 TICK_S = 1.0
 SET_NS = 10**9  # smallest step of the clock that matters here
@@ -60,8 +60,8 @@ EXPIRE_TICKS = 30
 LOOK_TICKS = 2  # between two searches for processes
 NAME_TICKS = 5  # between two attempts to name clusters of connections that have none by address
 REPORT_TICKS = 60  # between two reports of findings into `quality`
-DRAIN_S = 2.0  # for waiting packets at the end
-TURN_S = 0.05  # of packets, before the admin port is served
+DRAIN_S = 2.0  # longest time to read remaining packets at the end
+TURN_S = 0.05  # longest time to read packets before the admin port is served
 FEWEST_PACKETS = 1 << 10  # per window: columns of fewer packets cost more than they save
 MAX_ROWS = 10_000  # rows of /api/connections per response
 _DEFAULT_ROWS = 1000
