@@ -36,7 +36,7 @@ class Frame(NamedTuple):
 
 
 def cut(chunks: Iterable[Chunk]) -> Iterator[Frame]:
-    """Yield the frames of many connections, in the order in which they ended."""
+    """Yield the frames of many connections, in the order of their last bytes."""
     cutters: dict[int, Cutter] = {}
     for chunk in chunks:
         if chunk.side == ENDED:
@@ -50,8 +50,8 @@ def cut(chunks: Iterable[Chunk]) -> Iterator[Frame]:
 class Cutter:
     """Cuts one connection, chunk by chunk.
 
-    awaited: (correlation id, (API key, version)) of each request without a response yet. Of frames of more than
-    `largest` bytes only the first bytes are kept.
+    awaited: (correlation id, (API key, version)) of each request without a response yet. A frame of more than `largest`
+    bytes is cut to its first bytes.
     """
 
     def __init__(self, awaited: Iterable[tuple[int, tuple[int, int]]] = (), largest: int = sys.maxsize) -> None:

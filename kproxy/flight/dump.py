@@ -60,7 +60,7 @@ class _SameId:
         self.answered = [row for row in rows if row.response_start_ns is not None] if len(rows) > 1 else rows
 
 
-Known = dict[tuple[int, int], _SameId]  # by connection and correlation id
+Known = dict[tuple[int, int], _SameId]  # (connection, correlation id) -> exchanges
 _COLUMNS = list(_Row._fields)
 _ROWS = 4096  # rows of the table per batch
 _MAX_LATER_NS = 1_000_000_000  # a later frame is of another exchange with the same correlation id

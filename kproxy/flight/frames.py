@@ -31,7 +31,7 @@ class Chunk(NamedTuple):
     info: ConnectionInfo
     side: int  # CLIENT, BROKER, or ENDED for the end of the connection
     now_ns: int
-    offset: int  # in this side's bytes since the connection is watched
+    offset: int  # position in this side's bytes, counted from the first one that was watched
     size: int
     data: bytes | None  # None: bytes that were only counted
     boundary: int  # bytes before the first frame that starts in or after the chunk; -1: unknown

@@ -1,8 +1,9 @@
 """Frames -> a pcapng file of synthetic TCP packets, for Wireshark and `kproxy convert`.
 
-Duty: a section with nanoseconds and one interface of raw IP; per connection a stream with true addresses, times and
-sizes, a handshake if its start is known, an end if it was seen; a comment on the first packet of a frame. Bytes left
-out of a frame look like a packet captured in part. TCP checksums are zero, as network cards often leave them.
+Duty: a section with nanoseconds and one interface of raw IP; for each connection a stream with true addresses, times
+and sizes, a handshake if its start was recorded, and an end if its end was; a comment on the first packet of each
+frame. Bytes left out of a frame look like a packet cut by the snap length. TCP checksums are zero, as network cards
+often leave them.
 Reference: draft-ietf-opsawg-pcapng. Memory: all packets. Refuses to know Kafka.
 """
 

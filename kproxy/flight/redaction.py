@@ -36,8 +36,8 @@ def allowance() -> Allowance:
 def written(frame: Frame, left: Allowance, *, records: bool) -> tuple[bytes, str]:
     """Return the redacted frame including its size, and a note on the changes; "": none.
 
-    Fewer bytes than the size indicates: the rest is left out. left: what may still be unpacked. records: whether the
-    content of records is kept.
+    If there are fewer bytes than the size indicates, the rest is left out. left: the remaining allowance. records:
+    keep the content of records.
     """
     head = frame.data[: frames.REQUEST_HEAD_BYTES if frame.side == CLIENT else frames.RESPONSE_HEAD_BYTES]
     if frame.api is None:
