@@ -1,6 +1,6 @@
 """An audit of administrative requests: a row for each resource with its outcome.
 
-Duty: one reader for all of these APIs, driven by a table of the fields that name a resource and those that hold its
+Duty: one reader for all of these APIs, with a table of the fields that name a resource and of the fields with its
 outcome. All other fields of a resource are its detail, without secrets (`protocol.secrets`). Outcomes are matched to
 resources by the names that they repeat, or by their order if they repeat none. A request that a broker forwards in an
 Envelope (KIP-590) is read like any other, with the principal that the broker passes on.
@@ -96,8 +96,8 @@ TABLE: dict[int, Reading] = {
 }
 APIS = frozenset((*TABLE, ENVELOPE))
 
-_SAID = ("throttleTimeMs", "errorCode", "errorMessage")  # fields of an outcome that are not detail
-_CONFIGS = "configs"  # omitted: for a created topic the broker lists all effective configs
+_NOT_DETAIL = ("throttleTimeMs", "errorCode", "errorMessage")  # fields of an outcome
+_CONFIGS = "configs"  # omitted: the broker lists all effective configs of a created topic
 
 
 class Changes:
@@ -154,7 +154,7 @@ class Changes:
     ) -> Change:
         code, message = _error(outcome)
         if detail is not None:
-            reported = {key: value for key, value in outcome.items() if key not in (*_SAID, _CONFIGS)}
+            reported = {key: value for key, value in outcome.items() if key not in (*_NOT_DETAIL, _CONFIGS)}
             added = {key: value for key, value in reported.items() if value != name and detail.get(key) != value}
             detail |= {"answer": _rest(added), "message": message}
             detail = _rest(detail)
@@ -278,7 +278,7 @@ class _Outcomes:
 
     def top(self) -> Body:
         """Return the fields of the response that apply to all resources."""
-        return {key: value for key, value in self._answer.items() if key in _SAID}
+        return {key: value for key, value in self._answer.items() if key in _NOT_DETAIL}
 
     def of(self, place: int, item: Body) -> Body:
         """Return the outcome of a resource, with the response's own error if that has one or the outcome is missing."""
@@ -311,7 +311,7 @@ def _error(outcome: Body) -> tuple[int, str | None]:
 def _rest(body: Body) -> Body:
     """Return the fields without nulls, empty values, timeouts, tags, and error fields."""
     silent: tuple[Any, ...] = (None, [], "", {}, UUID(int=0))
-    dull = ("timeoutMs", "_tags", "_trailing", *_SAID)
+    dull = ("timeoutMs", "_tags", "_trailing", *_NOT_DETAIL)
     return {key: value for key, value in body.items() if key not in dull and value not in silent}
 
 

@@ -105,7 +105,7 @@ class ClassicGroup(Group):
             self._forming = None
 
     def note_alive(self, member_id: str, at: int) -> None:
-        """Keep the latest time at which a member is known to be alive."""
+        """Update the time of the last sign of life of a member."""
         member = self.members.get(member_id)
         if member is not None:
             member.heard_ns = max(member.heard_ns, at)
@@ -343,9 +343,9 @@ class ClassicGroup(Group):
             yield self.event(exchange, "tasks_assigned", reason=assigned.words)
 
     def _assigned(self, exchange: DecodedExchange, partitions: Counts, before: Counts) -> Iterator[GroupRow]:
-        """Yield the leader's assignments, if their format is known, and for consumers whether the strategy agrees.
+        """Yield the leader's assignments, if their format is known; for consumers with a comparison to the strategy.
 
-        A leader learns that a topic grew up to `metadata.max.age.ms` later than others, and rejoins then.
+        A leader may learn of a topic's new partitions up to `metadata.max.age.ms` after others, and rejoins then.
         """
         assignments: dict[str, Given] = {}
         for each in exchange.request["assignments"][:MAX_MEMBERS]:
@@ -520,7 +520,7 @@ class ClassicGroup(Group):
             yield from self._stored_assignment(member, at)
 
     def _stored_cause(self, before: Mapping[str, Joined], after: Mapping[str, Joined], at: int) -> Cause:
-        """Return the cause of a generation that is known from the log alone."""
+        """Return the cause of a generation that only the coordinator's log shows."""
         if self._causes:
             return min(self._causes, key=lambda each: each.at)
         new, gone = sorted(after.keys() - before.keys()), sorted(before.keys() - after.keys())
@@ -541,7 +541,7 @@ class ClassicGroup(Group):
     # --- the end of a generation -------------------------------------------------------------------------------------
 
     def _close(self, forming: Forming) -> Iterator[GroupRow]:
-        before, after = self._before, self._left | self.members or forming.joined  # who left it was part of it
+        before, after = self._before, self._left | self.members or forming.joined  # members that left belong to it
         complete = bool(forming.members and forming.synced_ns) and forming.synced >= self.members.keys()
         cause = self._cause(forming, before, after)
         if forming.members:

@@ -7,10 +7,10 @@ changed. An epoch that no member received is not on the wire. When several epoch
 and expired sessions of silent members account for the epochs without one. Members of a streams group own tasks: a
 task's subtopology stands where other groups have the topic.
 
-A member that joins receives the epoch that its join caused, whatever the order in which members receive it. When that
-epoch is lower than the known one, and the join is later, the group was deleted and re-created. Responses on different
-connections overtake each other, so a rebalance becomes a row LATE_NS after the first member received its epoch: a
-response that arrives later than that one counts as if it had arrived in order.
+A member that joins receives the epoch that its join caused, even if other members receive it earlier or later. If that
+epoch is lower than the known one although the join is later, the group was deleted and re-created. Responses on
+different connections may be out of order, so a rebalance becomes a row LATE_NS after the first member received its
+epoch: responses that arrive until then count as if they had arrived in order.
 
 `STATES` derives the coordinator's group state from the members' epochs. Bounds: those of `group` and `embedded`.
 Refuses to know where exchanges come from.
@@ -165,7 +165,7 @@ class EpochGroup(Group):
         self._held = recent
 
     def note_alive(self, member_id: str, at: int) -> None:
-        """Keep the latest time at which a member is known to be alive."""
+        """Update the time of the last sign of life of a member."""
         member = self.members.get(member_id)
         if member is not None:
             member.heard_ns = max(member.heard_ns, at)

@@ -103,7 +103,7 @@ class Groups:
             return
         key = stored_groups.group_id(entry), kind[0]
         if entry.record.value is None and key not in self._groups:
-            return  # a removed group of which nothing was seen
+            return  # the removal of an unknown group
         group = self._known(key)
         if group.coordinator_id is None:
             group.coordinator_id = entry.logged.broker_id

@@ -24,12 +24,12 @@ class Joined:
     client_address: str | None = None
     topics: tuple[str, ...] | None = None  # None: not known, or no consumer
     rack: str | None = None
-    asked_ns: int = 0  # when its last JoinGroup came
-    heard_ns: int = 0  # its last message that was seen; heartbeats without an error are not decoded
+    asked_ns: int = 0  # time of its last JoinGroup
+    heard_ns: int = 0  # time of its last known message; heartbeats without an error are not decoded
     session_ns: int = 0  # its session's timeout
     said_owned: Owned | None = None  # partitions that it reported as owned in its JoinGroup (cooperative protocol)
     owned: Owned | None = None  # its last assignment; None: not known
-    size_bytes: int = 0  # of its subscription and assignment
+    size_bytes: int = 0  # size of its subscription and assignment
     given_bytes: int = 0  # the assignment's part of `size_bytes`, as in SyncGroup
     is_gone: bool = False  # it left, or its expiry was reported
     words: str | None = None  # description of a Connect worker or Streams member, from its metadata
@@ -63,8 +63,8 @@ class Forming:
 class Expected:
     """Members that received MEMBER_ID_REQUIRED with an id, and have not joined with it yet.
 
-    A JoinGroup is decoded when its response arrives, and that is when all members have joined, or the longest rebalance
-    timeout has passed. So a member has not joined if a later generation lacks it, or after that time.
+    A JoinGroup is decoded when its response arrives: after all members have joined, or after the longest rebalance
+    timeout. A member has therefore not joined if a later generation lacks it, or if that time has passed.
     """
 
     def __init__(self) -> None:

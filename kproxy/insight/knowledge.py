@@ -42,7 +42,7 @@ class Part(Protocol):
         ...
 
     def finish(self) -> Iterator[Row]:
-        """Yield the rows of what is incomplete at the end of the traffic."""
+        """Yield the rows of incomplete events at the end of the traffic."""
         ...
 
 
@@ -119,7 +119,7 @@ class Knowledge:
             yield from self.groups.due(now_ns)
 
     def finish(self) -> Iterator[Row]:
-        """Yield the rows of what is incomplete at the end of the traffic."""
+        """Yield the rows of incomplete events at the end of the traffic."""
         yield from self.due(None)
         for part in self._parts:
             yield from part.finish()

@@ -5,11 +5,12 @@ AlterPartition (56) and DescribeTopicPartitions (75), in all their layouts, with
 The leader of KRaft's own log, which is the active controller, is in Vote (52), BeginQuorumEpoch (53), EndQuorumEpoch
 (54), by which it resigns, and DescribeQuorum (55), whose voters are its replicas. DeleteTopics (20) ends a topic by
 id. A message may be late, so these are ignored: an older leader epoch, an older partition epoch (zkVersion), and a
-state without epochs of a partition whose epoch is known (brokers before 2.1 send it, without dead replicas).
+state without epochs for a partition with a known epoch (brokers before 2.1 send it, without dead replicas).
 
-Epochs restart when a topic is re-created under its name. So a topic also ends when a message has another id for it, and
-when a broker returns UNKNOWN_TOPIC_OR_PARTITION. A StopReplica that deletes a replica ends nothing while another broker
-leads the partition: the replica was moved. Requests that a broker refuses with STALE_CONTROLLER_EPOCH are ignored.
+Epochs restart when a topic is re-created under its name. A topic therefore also ends when a message has another id for
+it, and when a broker returns UNKNOWN_TOPIC_OR_PARTITION. A StopReplica that deletes a replica ends nothing while
+another broker leads the partition: the replica was moved. Requests that a broker refuses with STALE_CONTROLLER_EPOCH
+are ignored.
 
 Bounds: MAX_PARTITIONS partitions, further ones counted in `left_out`; MAX_GONE ids of deleted topics. Refuses to know
 groups and connections.

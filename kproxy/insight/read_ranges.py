@@ -72,7 +72,7 @@ class ReadRanges:
         return found, is_history
 
     def is_shorter(self, base: int, epoch: int) -> bool:
-        """Return whether a new leader's log was shorter than what was read: offsets from `base` on were truncated."""
+        """Return whether a new leader's log ended before known offsets: offsets from `base` on were truncated."""
         ranges = self.ranges
         return bool(ranges) and epoch > self.epoch >= 0 and ranges[0].begin <= base < ranges[-1].end
 

@@ -3,10 +3,10 @@
 Each consumer has an ephemeral node under /consumers/GROUP/ids and watches that folder. When it changes, the consumer
 releases its partitions and claims those of its range assignment, by an ephemeral node per partition under owners
 (`kafka.consumer.ZookeeperConsumerConnector`). There is no coordinator: a consumer that claims a partition before its
-owner has released it receives NODEEXISTS and retries. So a *rebalance* here consists of the effects of one change of
-the members, or of a topic's partitions: the members that its watches woke (the herd), partitions released and claimed,
-lost races, and the time when the last partition had an owner again. ZooKeeper does not number rebalances; `generation`
-counts them from the first one seen.
+owner has released it receives NODEEXISTS and retries. A *rebalance* here has the effects of one change of the members,
+or of a topic's partitions: the members that its watches woke (the herd), partitions released and claimed, failed claims
+(lost races), and the time when the last partition had an owner again. ZooKeeper does not number rebalances:
+`generation` counts them from the first one seen.
 
 ZooKeeper sends no message when a session expires: a member has expired if a later list of the folder lacks it, or if
 its reconnect is refused as expired; the rebalance starts when the watches fired. The caller feeds rows of `registry` in

@@ -28,8 +28,8 @@ class Repeats:
     def __init__(self) -> None:
         self.count = 0
         self._seen: set[bytes] = set()
-        self._digest = b""  # of the response of the last `is_one`
-        self._for_client = b""  # of that response and its client id
+        self._digest = b""  # digest of the last response given to `is_one`
+        self._for_client = b""  # digest of that response and its client id
         self._topics = 0
 
     def is_one(self, api_key: int, api_version: int, request_frame: Buffer, response_frame: Buffer | None) -> bool:

@@ -69,8 +69,8 @@ class Assignment(NamedTuple):
     topic: str
     partition: int
     strategy: str | None
-    # Whether it equals the assignment that the strategy computes; for sticky strategies, whether each partition has
-    # one owner that subscribes to it. None: it cannot be computed.
+    # Whether the assignment equals the result of the strategy; with a sticky strategy, whether each partition has one
+    # owner, which subscribes to its topic. None: it cannot be computed.
     agrees: bool | None
     group_type: str | None = None
 
@@ -99,10 +99,10 @@ class CommittedOffset(NamedTuple):
 class Transaction(NamedTuple):
     """The state of a transactional id, from __transaction_state, if it is fetched, or from a coordinator's response."""
 
-    time_ns: int  # the change, by the coordinator's clock; for a response, its arrival
+    time_ns: int  # time of the change, by the coordinator's clock; from a response: time of its arrival
     cluster: str
     transactional_id: str
-    state: str  # in the words of Kafka's tools; Dead: it was removed
+    state: str  # as Kafka's tools name it; Dead: it was removed
     producer_id: int | None
     producer_epoch: int | None
     timeout_ms: int | None
@@ -110,7 +110,7 @@ class Transaction(NamedTuple):
     partitions: str | None  # "orders-0, orders-1"
     partition_count: int
     coordinator_id: int | None  # the broker that returned it
-    log_partition: int | None  # of __transaction_state; None: from an InitProducerId or DescribeTransactions response
+    log_partition: int | None  # of __transaction_state; None: an InitProducerId or DescribeTransactions response
     log_offset: int | None
     connection: int | None = None  # the first connection that showed it
     number: int | None = None
@@ -138,7 +138,7 @@ class RegistryRow(NamedTuple):
     server_address: str | None = None
     server_port: int | None = None
     connection: int | None = None
-    number: int | None = None  # of the operation on its connection
+    number: int | None = None  # the operation's number on its connection
 
 
 class Leadership(NamedTuple):

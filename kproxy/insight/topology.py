@@ -3,7 +3,7 @@
 Duty: a row for each first sight and each change in exchanges of the APIs in `_READERS`, below. `leadership` follows
 partitions; `of_partition` turns its rows into rows of this table.
 
-A response may be late. So a topic's partition count only grows, unless the topic was deleted or has another id, and
+Since a response may be late, a topic's partition count only grows, unless the topic was deleted or has another id, and
 messages with a replaced id are ignored.
 
 A broker has an address for each listener, and a response contains the addresses of the listener that it came from. The
