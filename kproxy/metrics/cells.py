@@ -157,9 +157,9 @@ class BrokerCells:
         self.elsewhere = 0  # requests in flight in other processes, if these cells are a sum of several
         self.open: dict[str, int] = {}  # connections now, by listener
         self.accepted: dict[str, int] = {}  # connections since the start, by listener
-        self.silent: dict[str, int] = {}  # those of them that ended without a byte of the client, as health checks do
+        self.silent: dict[str, int] = {}  # accepted connections that ended without a byte of the client (health checks)
         self.disconnects: dict[tuple[str, str], int] = {}  # by listener and cause
-        self.apis: dict[tuple[str, str], ApiCells] = {}  # by the labels api and version
+        self.apis: dict[tuple[str, str], ApiCells] = {}  # (api, version) -> cells
         self.by_plan: dict[ApiPlan, ApiCells] = {}  # the same cells by their plan's identity; known APIs only
         # Counters of the compiled core, which fill these cells, by API key, version, and whether records are counted: a
         # reload may change that, and makes new plans.
@@ -210,7 +210,7 @@ class ClusterCells:
         self.leaks = dict.fromkeys(ADDRESS_APIS, 0)  # by api
         self.limits = dict.fromkeys(LIMITS, 0)  # times that a limit was reached, by its setting
         self.unbound = 0  # brokers in responses without an open port here
-        self.authentications: dict[tuple[str, str, str], int] = {}  # by side, mechanism, outcome (finite sets)
+        self.authentications: dict[tuple[str, str, str], int] = {}  # (side, mechanism, outcome) -> count; finite sets
         self.telemetry: Answers | None = None  # None: clients cannot push their metrics
         self.pushes: Pushes | None = None  # None: clients cannot push their metrics
         self.refusals: dict[tuple[str, str], int] = {}  # by api and reason; empty without a policy

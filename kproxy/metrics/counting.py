@@ -290,7 +290,7 @@ class ConnectionMetrics:
         add(self._cluster.rewritten, api, count)
 
     def unbound(self, count: int) -> None:
-        """Count brokers in a response for which no port is open."""
+        """Count brokers in a response that have no open port here."""
         self._cluster.unbound += count
 
     def neutralised(self, api: str, count: int) -> None:

@@ -360,8 +360,8 @@ def group_rows(metrics: Metrics, limit: int) -> list[list[Any]]:
 def lag_rows(metrics: Metrics, wall_ns: int, limit: int) -> list[list[Any]]:
     """Return rows [cluster, "group" or "client_id", name, topic, records or null, seconds or null, unknown partitions].
 
-    The largest lag comes first, and an unknown lag precedes a lag of 0. records: the sum over partitions whose lag, or
-    a lower bound of it, is known.
+    The largest lag comes first, and an unknown lag precedes a lag of 0. records: the sum over the
+    partitions with a known lag or lower bound.
     """
     now_ns = metrics.now_ns()
     found = [

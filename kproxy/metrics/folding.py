@@ -13,7 +13,7 @@ LISTENER = f"broker-{OTHER}"
 
 
 def fold_broker(cluster: ClusterCells, upstream: UpstreamCells, broker: str) -> None:
-    """Add the counts of a broker to those of `other`, and end its own series; not while it has connections."""
+    """Add the counts of a broker to those of `other`, and end its own series, unless it has open connections."""
     gone = cluster.brokers.get(broker)
     if gone is not None and any(gone.open.values()):
         return

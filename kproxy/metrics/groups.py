@@ -15,7 +15,7 @@ from kproxy.metrics.top import Top
 
 MAX_GROUPS = 250
 MAX_PARTITIONS = 65536
-EMPTY_EXPIRY_NS = 3600 * 10**9  # for a group without members
+EMPTY_EXPIRY_NS = 3600 * 10**9  # expiry of a group without members
 EXPIRY_NS = 7 * 24 * 3600 * 10**9  # a stable group has no events for days
 _EVENT = 1  # weight of one event in a group's rank
 
@@ -111,7 +111,7 @@ class InsightCells:
         return cells
 
     def rebalanced(self, cells: GroupCells, cause: str, duration_ns: int | None) -> None:
-        """Count a rebalance that ended. duration_ns None: not all of its members got their assignment."""
+        """Count a rebalance that ended. duration_ns None: some members did not receive an assignment."""
         cells.rebalances += 1
         self.causes[cause if cause in self.causes else "unknown"] += 1
         if cause == "coordinator_moved":

@@ -59,7 +59,7 @@ LIMITS = (
     "unsent_frames",
 )
 
-# Causes of unanswered requests for which the broker may be responsible: alerts use them.
+# Causes of unanswered requests that may be the broker's fault: alerts use them.
 UNANSWERED_CAUSES = ("broker_closed", "broker_reset", "broker_stalled")
 
 # Outcomes of kproxy's own requests for offsets: a complete response; at least one part not authorised, or refused for
@@ -105,7 +105,7 @@ ADDRESS_APIS = (
     "ShareFetch",
 )
 
-# Reasons for which a policy refuses everyday requests; other reasons begin with one series each.
+# A policy's reasons to refuse everyday requests; other reasons begin with one series each.
 EVERYDAY_REASONS = ("default", "read_only", "rule")
 
 # APIs that clients and administrators use every day: these always have series of their own.

@@ -1,4 +1,4 @@
-"""The lag of consumers behind the ends of logs: of clients by their Fetch positions, of groups by committed offsets.
+"""The lag of clients, by their Fetch positions, and the lag of groups, by their committed offsets.
 
 Duty: the position of each client, which is the offset that it fetches next, and the lag of clients and groups: the
 difference between the end of a log and that position, or the committed offset (`offsets`). The lag is never stored: a
@@ -14,10 +14,10 @@ does not suffice, KIP-392), or if no response has confirmed that end for UNCONFI
 where kproxy does not see them. The lag of the group is the sum over its other partitions, plus the lower bounds in
 those with an unconfirmed end.
 
-Lag in seconds is the age of the first record that a consumer has not received. That record's own timestamp is known if
-it was alone in a Fetch response. Otherwise the age is an upper bound, the lower of two: the age of the record before
-it, and the time since the log last ended at or before it. So a consumer at the end of a topic with one record an hour
-does not jump to 3600 seconds when the record arrives. Both reach back a day (`marks.py`), because a consumer that
+Lag in seconds is the age of the first record that a consumer has not received. A Fetch response with this record alone
+shows its timestamp. Otherwise the age is an upper bound, the lower of two: the age of the record before it, and the
+time since the log last ended at or before it. Therefore the lag of a consumer at the end of a topic with one record an
+hour does not jump to 3600 seconds when the record arrives. Both reach back a day (`marks.py`), because a consumer that
 prefetches commits records that it fetched minutes or hours ago.
 
 Bounds: MAX_POSITIONS per connection and MAX_ALL_POSITIONS per cluster, beyond which positions are left out and counted
@@ -58,7 +58,7 @@ Consumer = tuple[str, str]  # a client or a group, and the topic
 class Lag(NamedTuple):
     """The lag of a consumer in a topic: sum of records, and maximum of seconds, over partitions; None: unknown."""
 
-    records: int | None  # over partitions whose lag, or a lower bound of it, is known; None: no partition
+    records: int | None  # sum over the partitions with a known lag or lower bound; None: there is none
     seconds: float | None
     unknown: int = 0  # partitions with an offset whose lag is unknown, or known only as a lower bound
     is_exact: bool = False  # seconds is an age by a record's own timestamp, not an upper bound
@@ -199,7 +199,7 @@ class Lags(Offsets):
     def shown(self, now_ns: int, wall_ns: int) -> Iterator[tuple[str, list[tuple[str, str, Lag]]]]:
         """Yield "client_id" and "group", each with rows (name, topic, lag): the MAX_SERIES largest, the rest as one.
 
-        now_ns: by the clock of the events. wall_ns: by the wall clock, compared with records' timestamps.
+        now_ns: current time of the events' clock. wall_ns: wall clock time, which is compared with records' timestamps.
         """
         labels = _Labels(self._topics)
         logs = {(labels[topic], number): log for (topic, number), log in self.logs.copy().items() if log.is_led}

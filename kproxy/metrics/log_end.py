@@ -22,8 +22,8 @@ class Log:
     """The end of a topic-partition's log.
 
     `high_watermark` is the end, from `source` (an API key), since `raised_ns`, and confirmed by a response at
-    `reported_ns`. `lowered_ns`: higher ends reported until then are ignored; for a re-created log it is the time when
-    the former one was removed. `broker` is the label of the broker that last answered as leader, `epoch` its leader
+    `reported_ns`. `lowered_ns`: higher ends reported until then are ignored; if the log was re-created, the time when
+    the former log was removed. `broker` is the label of the broker that last answered as leader, `epoch` its leader
     epoch; `is_led`: a leader has answered at least once. Until then the end is not known: a follower's high watermark
     may be lower.
     """

@@ -44,7 +44,7 @@ class Amounts:
     def __init__(self) -> None:
         self.bytes = 0
         self.records = 0
-        self.batches: dict[int, int] = {}  # by set of codecs, a bit each; usually one codec
+        self.batches: dict[int, int] = {}  # set of codecs, one bit for each -> batches; usually one codec
 
 
 class TopicCells:

@@ -70,7 +70,7 @@ class Position(NamedTuple):
 
     offset: int
     written_ms: int
-    reported_ns: int  # when it was learned; for an OffsetFetch, its request: a commit since then is newer
+    reported_ns: int  # time of its report; for an OffsetFetch the time of the request: a commit since then is newer
     source: int = FETCH  # the API key that it comes from
     written_by_ns: int = 0  # when the coordinator wrote the group's last commit that was seen as a request
     client: str = ""  # the client that committed it, if a request shows it
@@ -103,7 +103,9 @@ class Offsets:
         self._groups: dict[Key, set[str]] = {}  # groups with a committed offset, by partition
         self._ids: dict[str, UUID] = {}  # newest id of each topic
         self._former: dict[UUID, None] = {}  # ids of deleted or re-created topics
-        self._nameless: set[UUID] = set()  # ids used in keys of `logs` and `committed` because no name is known
+        self._nameless: set[UUID] = (
+            set()
+        )  # ids in keys of `logs` and `committed`, as long as the topic's name is unknown
 
     # --- ends of logs ------------------------------------------------------------------------------------------------
 
@@ -234,7 +236,7 @@ class Offsets:
                     self._commit(group, key, offset, exchange.response_end, TXN_OFFSET_COMMIT, written_ns)
 
     def fetched_offsets(self, exchange: Exchange) -> None:
-        """Learn a group's offsets from an OffsetFetch response, in which -1 means that a partition has none."""
+        """Learn a group's offsets from an OffsetFetch response; -1: the partition has none."""
         answered = exchange.response_body
         if answered is None:
             return
@@ -256,7 +258,7 @@ class Offsets:
     ) -> None:
         """Set a group's committed offset; -1 removes it.
 
-        written_ns, client: when the coordinator wrote it, and for which client, if a request shows it.
+        written_ns: the time when the coordinator wrote it; client: the client that committed it, if a request shows it.
         """
         named = self._named(key)
         if named is None:
@@ -472,7 +474,7 @@ class Offsets:
         return has_ended(self.removed, key, at_ns, group)
 
     def _named(self, key: Key) -> Key | None:
-        """Return the key with the topic's name instead of its id, if the name is known; None: the topic was deleted."""
+        """Return the key with the topic's name, or with its id as long as no name is known; None: a deleted topic."""
         topic, partition = key
         if not isinstance(topic, UUID):
             return key

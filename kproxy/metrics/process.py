@@ -34,7 +34,7 @@ class Metrics:
         self.clusters: dict[str, ClusterCells] = {}
         self.directions = {"request": DurationCells(), "response": DurationCells()}
         self._inside = self.directions["request"], self.directions["response"]
-        self.loop_lag = DurationCells()  # from the arrival of bytes to their read
+        self.loop_lag = DurationCells()  # time between the arrival of bytes and their read
         self.slow = Slow()
         self.connection_limit = 0
         self.workers = 1  # processes that relay
@@ -44,7 +44,7 @@ class Metrics:
         self.insight_restarts = {"ended": 0, "hung": 0}  # of the insight process
         self.worker_usage: dict[str, tuple[int, int]] = {}  # by worker: ns of CPU, bytes of memory
         self.log_lines_dropped: Callable[[], int] = int  # since the start; 0 unless the server's logging sets it
-        self.epoll_refusals: Callable[[], int] = int  # attempts to watch a socket for which epoll had no room
+        self.epoll_refusals: Callable[[], int] = int  # attempts to add a socket that epoll refused, because it was full
         self.audit_lines: Callable[[], tuple[int, int]] = lambda: (0, 0)  # written and dropped since the start
         self.reloads = ReloadCells(self.started_ns)
         self.upgrades = {"failed": 0}  # failed attempts to pass to a new process; a successful one ends this process

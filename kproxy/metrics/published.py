@@ -30,7 +30,7 @@ _OF_BROKERS = frozenset((BROKER, API))
 _MAY_GO = _OF_BROKERS | {TOPIC, CLIENT, PUSHED}  # units that may go while their cluster stays
 PER_SLICE = 32  # units, of some 10 us each
 
-# A unit's current value, pickled; None: it was removed. Of a cluster None withdraws all that was sent of it.
+# A unit's current value, pickled; None: it was removed. None for a cluster removes all units of the cluster.
 Change = tuple[Place, bytes | None]
 
 

@@ -78,7 +78,7 @@ def _cut(message: memoryview, descriptor: Any) -> Iterator[bytes | None]:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (number, start, start of the value, end) of each field; value 0: not a length-delimited field."""
+    """Yield (number, start, start of the value, end) of each field; value 0: the field has no length prefix."""
     at, size = 0, len(message)
     while at < size:
         start = at

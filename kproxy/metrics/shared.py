@@ -1,10 +1,11 @@
 """The merged cells of several processes: live workers, ended workers, and the parent itself.
 
 Counters of an ended worker are kept, so that none decreases; its gauges end with it, and its open connections count as
-ended by `worker_lost`. So are those of a removed cluster that one worker has drained, while another still has it. Each
-worker reports its largest topics, and MAX_TOPICS of all of them are shown. A topic with a series keeps it as long as a
-worker reports the topic, or until it has been idle for long. A topic without a series counts in `other`, and that part
-stays there when it gets a series. The latest end of a log counts for all consumers, from any worker.
+ended by `worker_lost`. Counters of a removed cluster that one worker has drained are kept, too, while another worker
+still has the cluster. Each worker reports its largest topics, and MAX_TOPICS of all of them are shown. A topic with a
+series keeps it as long as a worker reports the topic, or until it has been idle for long. A topic without a series
+counts in `other`, and that part stays there when it gets a series. The latest end of a log, from any worker, counts for
+all consumers.
 
 The event loop's thread takes messages; `merged` runs on a scrape's thread, which copies first. Bounds: those of one
 process, times the workers. Refuses to know processes.
@@ -160,7 +161,7 @@ class Shared:
         return reduce(_later, reports) if reports else None
 
     def _named(self, cluster: str, key: Key) -> Key:
-        """Return a partition with its topic's name instead of the id, if the name is known."""
+        """Return a partition with its topic's name, or with the topic's id if no name is known."""
         topic, number = key
         return topic if isinstance(topic, str) else self._latest.get((NAMES, cluster), {}).get(topic, topic), number
 
@@ -283,7 +284,7 @@ class _Fixed:
 
 
 class _Shown:
-    """The choice of topics with a series: those that had one, then the largest, `limit` in all."""
+    """Chooses at most `limit` topics with a series: first the topics that had one, then the largest."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit

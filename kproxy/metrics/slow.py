@@ -1,10 +1,10 @@
 """The slowest recent exchanges, one by one, for the page and for exemplars.
 
 Duty: a few rows of the slowest exchanges. The traffic sets the threshold above which an exchange is kept: it doubles
-when more than PER_SECOND would be kept within a second, and halves in three quiet seconds, down to FLOOR_NS. So an
-exchange costs one comparison, and PER_SECOND bounds the rest for any traffic. The compared time is the broker's, as in
-kproxy_request_duration_seconds; for a Fetch its part beyond max_wait_ms. APIs that wait for other members of a group
-(WAITING) are left out.
+when more than PER_SECOND would be kept within a second, and halves in three quiet seconds, down to FLOOR_NS. This way
+most exchanges cost one comparison, and PER_SECOND bounds the number of others for any traffic. The compared time is the
+broker's, as in kproxy_request_duration_seconds, minus max_wait_ms in a Fetch. APIs that wait for other members of a
+group (WAITING) are left out.
 
 Bound: KEPT rows. Changed on the event loop's thread only; a scrape copies first. Exchanges that are counted as columns
 (`columns`) are not considered. Refuses to know the exposition.
@@ -42,7 +42,7 @@ class SlowExchange(NamedTuple):
     number: int  # column `number` of the tables: the exchange on its connection
     wait_ns: int  # the client's whole wait: first byte of the request to last byte of the response
     broker_ns: int  # the broker's time
-    over_ns: int  # the broker's time that is compared with the threshold: for a Fetch without max_wait_ms
+    over_ns: int  # the broker's time, minus max_wait_ms in a Fetch: it is compared with the threshold
     queue_ns: int
     muted_ns: int
     throttle_ms: int

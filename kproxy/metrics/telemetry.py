@@ -29,15 +29,15 @@ GAUGE: Final = "gauge"
 LIFE_INTERVALS = 3  # a client jitters its interval by a half
 MAX_LABELS = 8
 MAX_NAME = 160  # characters
-CHARACTERS = 512  # in names and label values of a series, on average over a client's series
+CHARACTERS = 512  # most characters of a series' name and label values, on average over a client's series
 MAX_OTHER = 2000
 MAX_ITEMS = 20_000  # metrics and points read of one push
 PER_SLICE = 64
 WHOLE_BYTES = 64 * 1024  # largest push that is parsed at once: 1-3 ms
 
 # Reasons for data points without a series. clients: a gauge of a client without own series. series: the client's limit
-# of series or characters. kind: not a counter or gauge, a counter below 0, one name for a counter and a gauge, or a
-# counter pushed both as a cumulative value and as deltas.
+# of series or characters. kind: neither a counter nor a gauge, a counter below 0, one name for a counter and a gauge,
+# or a counter pushed both as a cumulative value and as deltas.
 LEFT_OUT = ("clients", "series", "kind")
 
 # Labels of every series; a client's own labels do not replace them.
@@ -52,7 +52,7 @@ _TOTALS = re.compile(r"(_+total)+$")
 class Series(NamedTuple):
     """One series of a client, without the labels that all series of the client have."""
 
-    name: str  # of its family, without the common prefix and `_total`
+    name: str  # its family's name without the common prefix and `_total`
     kind: str  # COUNTER or GAUGE
     labels: Labels
 

@@ -76,7 +76,7 @@ class Top(Generic[Key, AnyCell]):
         self._credited_ns = 0
 
     def cell_for(self, key: Key, size: int, now_ns: int) -> AnyCell:
-        """Return the cell in which `size` of a key without a cell counts: a new one, or `other`."""
+        """Return the cell that counts `size` of a key without a cell: a new one, or `other`."""
         if now_ns - self._swept_ns >= SWEEP_NS:
             self._sweep(now_ns)
         if len(self.cells) >= self._limit:
