@@ -33,17 +33,19 @@ def test_without_a_terminal_it_writes_lines_and_ends_at_ctrl_c(tmp_path):
         first = process.stdout.readline()
         url = re.search(r"metrics at (http://\S+/metrics)", first)[1]
         assert f"page at {url.removesuffix('metrics')}," in first and f"tables go into {tmp_path}\n" in first
-        for _ in range(2):
-            line = process.stdout.readline()
-            assert re.search(r"\d+ requests/s .* Produce \d+/s p50 ", line), line
+        apis = {"ApiVersions", "Metadata", "Produce", "Fetch", "ListOffsets"}
+        traffic = polled_json(
+            url.replace("/metrics", "/api/traffic"),
+            lambda found: apis <= found["apis"].keys() and len(found["brokers"]) == 4,
+        )
+        while not re.search(r"\d+ requests/s .* Produce \d+/s p50 ", line := process.stdout.readline()):
+            assert re.search(r"\d+ requests/s ", line), line
         with urllib.request.urlopen(url, timeout=60) as answer:
             families = {family.name: family for family in text_string_to_metric_families(answer.read().decode())}
         requests = {}
         for sample in families["kproxy_requests"].samples:
             requests[sample.labels["api"]] = requests.get(sample.labels["api"], 0) + sample.value
-        assert {"ApiVersions", "Metadata", "Produce", "Fetch", "ListOffsets"} <= requests.keys()
-        with urllib.request.urlopen(url.replace("/metrics", "/api/traffic"), timeout=60) as answer:
-            traffic = json.load(answer)
+        assert apis <= requests.keys()
         assert traffic["apis"]["Produce"]["requests"] > 0
         assert {broker["broker"] for broker in traffic["brokers"]} == {"1", "2", "3", "bootstrap"}
         groups = polled_json(url.replace("/metrics", "/api/groups"), lambda found: len(found) == 3)
