@@ -229,7 +229,7 @@ def _written(job: Job, read: Share, work: Path, number: int, threads: int) -> It
 
 
 def _finished(table: Table, job: Job, names: Names, rows: pa.Table) -> pa.Table:
-    """Return the final rows for a file: with names of topics, and without records of topics that were not chosen."""
+    """Return the final rows of a file, with topic names, and without records of topics that were not chosen."""
     rows = names.fill(rows)
     return job.records.of(rows) if table is schema.RECORDS and job.records is not None else rows
 

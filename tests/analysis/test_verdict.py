@@ -145,7 +145,7 @@ def test_a_broker_that_moved_its_leaders_before_its_end_had_a_controlled_shutdow
 
 
 def test_a_broker_that_metadata_names_again_is_back_although_no_client_uses_it(tmp_path):
-    """In between, a broker with outdated metadata names it once more."""
+    """Before that, a broker with outdated metadata lists it once more."""
 
     def named(table):
         for at_s, change in ((21, "gone"), (22, "appeared"), (22.5, "gone"), (26, "appeared")):
@@ -513,7 +513,7 @@ def test_a_comparison_begins_with_the_api_that_fails_more_often(tmp_path):
 
 
 def test_a_verdict_says_how_much_is_encrypted(tmp_path):
-    """Two connections with TLS, one of which failed in its handshake, beside two that are read."""
+    """The capture has two readable connections and two with TLS; the handshake of one of these failed."""
     table = made.Made()
     for number in range(100):
         table.exchange("writer", "Produce", number / 10, acks=-1)

@@ -98,7 +98,7 @@ def silent(tables: Tables, limits: Limits) -> Frame:
                 source, connection, request_end_ns, response_start_ns, coalesce(muted_ns, 0) as mute_ns,
                 api in ({polls}) as is_poll
             from exchanged where {of_clients(False)} and request_end_ns is not null""",
-        # A broker that is silent when the tables begin: from the first request that waits for it.
+        # A broker may be silent when the tables begin: its silence starts with the first request that waits for it.
         first_asked="""
             select cluster, broker, min(request_end_ns) as asked_ns from asked where not is_poll
             group by cluster, broker""",
@@ -283,7 +283,7 @@ def _end(row: Silent, is_controlled: bool) -> str:
     ends = [f"{count:,} by {flag}" for count, flag in ((closed, "FIN"), (row.reset, "RST")) if count]
     how = "after a controlled shutdown" if is_controlled else "at once"
     how += ", before others led its partitions" if row.taken and not is_controlled else ""
-    # Who is killed cuts the Fetch that waits at it. Leaders are not known without Metadata in the capture before.
+    # A killed broker cuts its pending Fetch requests. Leaders are unknown without an earlier Metadata response.
     is_orderly = not (is_controlled or row.taken or row.failed or row.cut_polls or row.kept)
     how += " with every request answered, as by a controlled shutdown" if is_orderly else ""
     silent = f"; {row.kept:,} stayed open in silence" if row.kept else ""
@@ -460,7 +460,7 @@ class Thin(NamedTuple):
     topics: int
     longest_ns: int  # at most
     at_end: int  # that lacked it by the last message about them
-    told_us: int | None  # of these messages the last that changed something
+    told_us: int | None  # time of the last of these messages that reported a change
     first_us: int
     last_us: int
 
@@ -501,7 +501,7 @@ def thin(tables: Tables, limits: Limits) -> Frame:
 def judge_thin(row: Thin, limits: Limits) -> Iterator[Finding]:
     yield found(
         "under_replicated",
-        WARNING if row.at_end else NOTE,  # what came back was felt by nobody in itself
+        WARNING if row.at_end else NOTE,  # clients do not notice a replica that came back
         row.partitions / 1e3,
         row.cluster,
         f"broker {row.broker_id}",

@@ -145,16 +145,18 @@ class PairReader:
         if plan.kept is not None and plan.api_key not in plan.kept.only_failed:
             return
         found = []
-        for side, is_read, detail in (
-            ("request", plan.request_reader is not None, self._detail),
-            ("response", plan.scan is not None, self._detail if plan.response_reader is not None else ERRORS),
-        ):
-            program = programs.reading(plan.api_key, plan.api_version, side, detail) if is_read else None
-            if is_read and program is None:
+        is_read = plan.request_reader is not None, plan.scan is not None
+        for side, is_needed, detail in zip(("request", "response"), is_read, self._details(plan), strict=True):
+            program = programs.reading(plan.api_key, plan.api_version, side, detail) if is_needed else None
+            if is_needed and program is None:
                 return
             found.append(program)
         may_have_logs = plan.api_key == FETCH and self._logs is not None and found[1] is not None
         self._core.learn(key_version, *found, plan.kept is not None, may_have_logs)
+
+    def _details(self, plan: ApiPlan) -> tuple[int, int]:
+        """Return the levels of detail of request and response."""
+        return self._detail, self._detail if plan.response_reader is not None else ERRORS
 
     def _is_log(self, name: bytes | None, identity: bytes | None) -> bool:
         return self._logs is not None and self._logs.may_be(*_topic(name, identity))
@@ -164,9 +166,9 @@ class PairReader:
         plan = self._plans[key_version]
         values = {name: _int64s(column) for name, column in zip(COLUMNS, columns, strict=True)}
         values["muted_ns"] = np.zeros(len(values["number"]), np.int64)
-        details = self._detail, self._detail if plan.response_reader is not None else ERRORS
         asked, answered = (
-            bodies_of(each) if each and detail else None for each, detail in zip(bodies, details, strict=True)
+            bodies_of(each) if each and detail else None
+            for each, detail in zip(bodies, self._details(plan), strict=True)
         )
         return Bulk(plan, values.pop("connection"), values.pop("prefix"), prefixes, values, asked, answered)
 
@@ -293,10 +295,7 @@ def _settle(
     """Give the sessions what is behind the exchanges taken; returns the places of parts that have more for the core."""
     going_on = []
     for place, (part, of_part) in enumerate(zip(parts, taken, strict=True)):
-        behind: tuple[Place, Place] | None = None
-        answered: list[int] = []
-        if of_part.exchanges:
-            behind, answered = _places(of_part.end), of_part.answered
+        behind, answered = (_places(of_part.end), of_part.answered) if of_part.exchanges else (None, ())
         if may_go_on and of_part.behind_next is not None:
             until = _places(of_part.behind_next)
             feed(part, behind, until, answered)

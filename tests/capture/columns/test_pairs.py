@@ -218,8 +218,10 @@ def test_throttled_waits_are_split_by_column_as_by_the_session() -> None:
 
 
 def heartbeats(numbers: Iterator[tuple[int, int]], acks: int) -> list[tuple[int, bytes]]:
-    """Requests and responses, as many as each (asked, answered) says; every `acks`th request is a Produce without a
-    response."""
+    """Return as many requests and responses as each pair (requests, responses) in `numbers` states.
+
+    Every `acks`th request is a Produce without a response.
+    """
     sent, waiting = [], deque[int]()
     number = 0
     for asked, answered in numbers:
@@ -252,7 +254,7 @@ def test_a_busy_connection_is_read_by_column_whatever_windows_hold() -> None:
 
 @pytest.mark.parametrize(("in_flight", "least"), ((1, 0.9), (2, 0.15)))
 def test_a_round_ends_after_many_rows(monkeypatch: pytest.MonkeyPatch, in_flight: int, least: float) -> None:
-    """So its memory is bounded; the next round goes on there. With requests always in flight, the session goes on."""
+    """This bounds its memory. The next round continues there, or the session does if requests are always in flight."""
     monkeypatch.setattr(pairs, "MANY_ROWS", 50)
     monkeypatch.setattr(pairs, "WORTH", 8)
     sizes: list[int] = []
@@ -284,7 +286,7 @@ def test_beyond_the_limit_the_same_pending_requests_are_dropped(most: int, acks:
 
 
 def test_usual_connections_have_the_events_of_one_by_one() -> None:
-    """With mostly usual exchanges: the test asserts that most are read by column, and that all events are equal."""
+    """Most exchanges are usual: the core must read most of them, and all events must be equal."""
     total, waits, frames_kept = Share(), Counter[str](), Counter[str]()
     details = st.sampled_from((bodies.ERRORS, bodies.BATCHES))
     windows = st.lists(st.integers(20, 200), min_size=1, max_size=5)
@@ -347,7 +349,7 @@ def shapes() -> st.SearchStrategy[Shape]:
 
 
 def test_random_connections_have_the_events_of_one_by_one() -> None:
-    """With hardly any usual exchange, and segments of any size: sessions read nearly all."""
+    """Hardly any exchange is usual, and segments have any size, so sessions read nearly all exchanges."""
     total = Share()
 
     @settings(max_examples=150, deadline=None)
