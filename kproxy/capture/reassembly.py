@@ -340,7 +340,7 @@ class Conversation:
             if length and time_ns >= self.clock_ns and not half.ended:
                 self._stray(side, seq, view, length, time_ns)
             return False
-        self.stalls.window(side, window > 0, time_ns)
+        self.stalls.window(side, window > 0, max(time_ns, self.clock_ns))
         if window and not length:
             half.zero_window = False
         elif not window and not half.zero_window:
@@ -495,7 +495,7 @@ class Conversation:
                         half.out_of_order += 1
                     else:
                         self._again(half, time_ns)
-                        self._has_stalled = self.stalls.add(since_ns, time_ns, side, LATE)
+                        self._has_stalled = self.stalls.add(since_ns, max(time_ns, self.clock_ns), side, LATE)
         if not peer.seen and peer.position < peer.acked:
             self._declare(1 - side, peer.acked)  # one direction was captured: the bytes cannot arrive
         if flags & FIN and not half.ended and stop >= half.position:

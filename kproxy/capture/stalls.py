@@ -36,10 +36,13 @@ class Stalls:
         self._closed_ns = [-1, -1]  # since when the window of each side is closed
 
     def add(self, start_ns: int, end_ns: int, side: int, kind: int) -> bool:
-        """Add an interval; return whether it is longer than 0."""
+        """Add an interval; return whether it is longer than 0.
+
+        It ends no earlier than the one before it, even if the capture's clock goes back.
+        """
         if start_ns < end_ns:
+            end_ns = self._last_ns = max(self._last_ns, end_ns)
             self.found.append((start_ns, end_ns, side, kind))
-            self._last_ns = max(self._last_ns, end_ns)
         return start_ns < end_ns
 
     def window(self, side: int, is_open: bool, time_ns: int) -> None:

@@ -3,20 +3,22 @@
 Duty: a file with several snap lengths, such as the merged captures of two interfaces or two machines, may have a packet
 twice, cut and complete. The cut packet then gets the bytes of its longest copy within NEAR_BYTES of the file and
 SAME_PACKET_NS, and keeps its place and time; the copy stays and counts as a copy. TCP options are not compared if they
-were cut. Without such a copy, the packet gets its bytes from the shorter segments into which a network card cut it
-(TSO, GSO), if all of them are complete. Windows in which no packet is longer than a cut one, as in all captures with
-one snap length, stay unchanged.
+were cut. Without such a copy, the packet gets its bytes from complete segments of other sizes, into which a network
+card or the kernel cut it or joined it (TSO, GSO, GRO), if they have all of its bytes. Windows in which no packet is
+longer than a cut one, as in all captures with one snap length, stay unchanged.
 
 From the first cut packet on, a window is delayed until the next NEAR_BYTES are read. Memory: the windows of these bytes
 and of the NEAR_BYTES before; the identities of their packets, if some are cut and some longer. Refuses to know whether
 a packet was captured twice or retransmitted.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from mmap import mmap
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +33,7 @@ from kproxy.capture.records import Record, Window
 
 NEAR_BYTES = 1 << 22  # most captured bytes between a cut packet and its copy
 _NONE = (1 << 31) - 1  # more bytes than any packet has
+FEW = 8  # segments before a byte that are searched for it
 _HEADER_BYTES = 60  # longest TCP header
 
 
@@ -118,6 +121,9 @@ class _Packet:
         return is_there and abs(self.record[0] - other.record[0]) <= SAME_PACKET_NS
 
 
+_seq = attrgetter("seq")
+
+
 class _Held:
     """A window that is delayed until its neighbours are read, or was passed on."""
 
@@ -170,14 +176,23 @@ class _Held:
         return found
 
     @cached_property
-    def begins(self) -> dict[tuple[bytes, int], _Packet]:
-        """The longest complete segment of each direction and sequence number."""
-        found: dict[tuple[bytes, int], _Packet] = {}
+    def complete(self) -> dict[bytes, list[_Packet]]:
+        """The complete segments of each direction, by sequence number."""
+        found: dict[bytes, list[_Packet]] = {}
         for packet in self.packets:
-            place = packet.key, packet.seq
-            if packet.length and not packet.is_cut and (place not in found or packet.length > found[place].length):
-                found[place] = packet
+            if packet.length and not packet.is_cut:
+                found.setdefault(packet.key, []).append(packet)
+        for packets in found.values():
+            packets.sort(key=_seq)
         return found
+
+    def holding(self, packet: _Packet, seq: int) -> Iterator[_Packet]:
+        """Complete segments of a packet's direction that contain the byte of a sequence number, FEW at most."""
+        packets = self.complete.get(packet.key, [])
+        last = bisect_right(packets, seq, key=_seq)
+        for place in range(last - 1, max(last - FEW, -len(packets)) - 1, -1):  # below 0: before numbers begin at 0
+            if seq - packets[place].seq & MASK < packets[place].length:
+                yield packets[place]
 
 
 def _next(held: deque[_Held], passed: deque[_Held]) -> Window:
@@ -224,20 +239,21 @@ def _longest_copy(packet: _Packet, windows: list[_Held]) -> _Packet | None:
 
 
 def _joined(packet: _Packet, windows: list[_Held]) -> _Packet | None:
-    """The packet completed by shorter segments that contain all of its payload; None: some bytes are missing."""
+    """The packet completed by other segments, which contain all of its payload; None: some bytes are missing."""
     if packet.captured < 0:
         return None
     parts = [packet.data[packet.record[2] : packet.record[2] + packet.payload_at]]
     done = 0
     while done < packet.length:
-        place = packet.key, packet.seq + done & MASK
-        parts_here = (each.begins.get(place) for each in windows)
-        near = [part for part in parts_here if part is not None and packet.is_near(part)]
-        part = max(near, key=lambda part: part.length, default=None)
-        if part is None or part.length > packet.length - done or part.length == packet.length:
+        seq = packet.seq + done & MASK
+        near = [part for each in windows for part in each.holding(packet, seq) if packet.is_near(part)]
+        others = [part for part in near if (part.seq, part.length) != (packet.seq, packet.length)]
+        part = max(others, key=lambda part: part.length - (seq - part.seq & MASK), default=None)
+        if part is None:
             return None
-        parts.append(part.payload)
-        done += part.length
+        offset = seq - part.seq & MASK
+        parts.append(part.payload[offset : offset + packet.length - done])
+        done += len(parts[-1])
     data = b"".join(parts)
     time_ns, link, _, _, wire_bytes = packet.record
     return replace(packet, data=data, record=(time_ns, link, 0, len(data), wire_bytes), captured=packet.length)

@@ -114,3 +114,18 @@ def test_the_parts_of_a_wait_equal_a_count_of_every_nanosecond(found, closed_ns,
             closed = any(kind == CLOSED and (side == client) == (part > 0) for _, _, side, kind in here)
             explained[part + (0 if lost else 3)] += lost or closed
         assert stalls.of(client, times, waited_ns) == (tuple(explained) if any(explained) else ())
+
+
+def test_the_delays_of_an_exchange_are_the_same_afterwards_where_the_clock_goes_back():
+    """A window that is closed after a response, with an earlier time, delays the next exchange and not this one."""
+    talk, _ = conversation()
+    times = 0, 10 * MS, 20 * MS, 20 * MS
+    talk.segment(0, 1, 1, ACK, BIG, memoryview(b"a" * 10), 10, 10 * MS)
+    talk.segment(1, 1, 11, ACK, BIG, memoryview(b"b" * 10), 10, 20 * MS)
+    assert not talk.stalls.of(CLIENT, times, 0)
+    talk.segment(0, 11, 11, ACK, 0, memoryview(b""), 0, 15 * MS)
+    talk.segment(0, 11, 11, ACK, BIG, memoryview(b""), 0, 30 * MS)
+    talk.segment(1, 11, 11, ACK, 0, memoryview(b""), 0, 24 * MS)
+    talk.segment(1, 11, 11, ACK, BIG, memoryview(b""), 0, 26 * MS)
+    assert talk.stalls.found == [(20 * MS, 30 * MS, 0, CLOSED), (24 * MS, 30 * MS, 1, CLOSED)]
+    assert not talk.stalls.of(CLIENT, times, 0)

@@ -106,15 +106,42 @@ def overwriting(packets, count):
         yield Window(buffer, 0, Columns.of(Window(bytes(buffer), 0, records)), is_lasting=False)
 
 
-def segments_of(data, size):
-    """What a network card makes of a packet: segments of `size` bytes, with the next identities."""
+def segments_of(data, size, step=1):
+    """What a network card makes of a packet: segments of `size` bytes, with the next identities.
+
+    step: of how many such segments the kernel then makes one (GRO), which has the identity of the first.
+    """
     head, payload = data[:54], data[54:]
     identity, seq = unpack_from(">H", head, 18)[0], unpack_from(">I", head, 38)[0]
-    for number, at in enumerate(range(0, max(1, len(payload)), size)):
-        some, segment = payload[at : at + size], bytearray(head)
-        pack_into(">HH", segment, 16, 40 + len(some), identity + number & 0xFFFF)
+    for number, at in enumerate(range(0, max(1, len(payload)), size * step)):
+        some, segment = payload[at : at + size * step], bytearray(head)
+        pack_into(">HH", segment, 16, 40 + len(some), identity + number * step & 0xFFFF)
         pack_into(">I", segment, 38, seq + at & 0xFFFFFFFF)
         yield bytes(segment) + some
+
+
+@pytest.mark.parametrize("isn", ((1000, 1000), (0xFFFF_F000, 0xFFFF_FF00)))
+@pytest.mark.parametrize("joined", (2, 7))
+def test_a_cut_packet_is_read_from_the_segment_into_which_the_receiver_joined_it(tmp_path, joined, isn):
+    """The sender's end has small segments that are cut, and the receiver's has them joined and whole (GRO)."""
+    story = Story()
+    line = Line(story, 40001, isn=isn).shake()
+    for first in (0, 100):
+        line.send(0, b"".join(map(request, range(first, first + 100))))
+        line.send(1, b"".join(map(answer, range(first, first + 100))))
+    packets = []
+    for time_ns, data, length in story.packets:
+        packets += [
+            (time_ns + place, 0, segment[:60], len(segment)) for place, segment in enumerate(segments_of(data, 300))
+        ]
+        packets += [
+            (time_ns + 20_000 + place, 1, segment, len(segment))
+            for place, segment in enumerate(segments_of(data, 300, joined))
+        ]
+        assert length == len(data)
+    seen = Seen(merged(tmp_path / "merged.pcapng", packets))
+    assert len([exchange for _, exchange in seen.exchanges if exchange.outcome is ANSWERED]) == 200
+    assert not {"truncated", "gap"} & seen.kinds().keys()
 
 
 @pytest.mark.parametrize(("lost", "count"), [(None, 200), (2, 100)])
