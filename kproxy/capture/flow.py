@@ -62,6 +62,7 @@ class Flow:
         "info",
         "is_answered_in_clear",
         "is_probe",
+        "is_simultaneous",
         "keys",
         "lacks_beginning",
         "last_ns",
@@ -108,6 +109,7 @@ class Flow:
         self.payload_bytes = [0, 0]
         self.alert: tuple[int, str] | None = None  # the side that ended a TLS handshake, and its alert
         self.is_answered_in_clear = False  # its TLS handshake got an answer that is not TLS
+        self.is_simultaneous = False  # both sides sent a SYN before an ACK
         self.is_probe = False  # the client ended it within its ClientHello
         self.meets_tls = False  # the response to its first bytes is a TLS alert: the port expects TLS
         self.info: ConnectionInfo | None = None
@@ -115,6 +117,11 @@ class Flow:
         self.heard_ns = time_ns  # the current time for the listener of its events
         self.later: Behind | None = None
         self.talk = Conversation(DISCARD, budget)
+
+    def begin_simultaneously(self) -> None:
+        """Both sides sent a SYN (RFC 9293, 3.5): who sends the first bytes is the client."""
+        self.is_simultaneous = self.plain = True
+        self.syn_ns = self.client = -1
 
     def failed_connect(self, close: str) -> str | None:
         """Why the connect of a flow that ends by `close` failed, as one of UNCONNECTED; None: it did not fail.

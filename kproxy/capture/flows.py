@@ -530,14 +530,16 @@ class Flows:
             return None
         if flags & SYN:
             if half.first >= 0 and not (seq - half.first) & MASK:
-                if is_open and half.seen:
+                if is_open and half.seen and not (flags & ACK and flow.is_simultaneous):
                     twice = self._recent.has(index, segment)
                     half.duplicates += twice
                     half.retransmissions += not twice
                 half.seen = True
                 return None
-            if flags & ACK and is_open and flow.syn_ns >= 0 and side != flow.client and not half.seen:
+            if is_open and flow.syn_ns >= 0 and side != flow.client and not half.seen:
                 flow.talk.open(side, seq)
+                if not flags & ACK:
+                    flow.begin_simultaneously()
                 return flow
             shard = self._shards[shard_of(key)]
             if is_open:

@@ -155,6 +155,8 @@ class Undecided:
         self._size += len(view)
         flow = self._flow
         if self._whole:
+            if flow.client < 0:  # both sides sent a SYN: the client sends the first bytes
+                flow.client = side
             head = self._heads[side]
             if len(head) < content.HEAD:
                 head += view[: content.HEAD - len(head)]

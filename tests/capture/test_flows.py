@@ -562,6 +562,19 @@ def test_retransmitted_syns_are_one_connection(tmp_path):
     assert len(seen.exchanges) == 1
 
 
+@pytest.mark.parametrize("first", (0, 1))
+@pytest.mark.parametrize("answered", (0, 1, 2))  # SYN-ACKs that follow; Linux sends both
+def test_two_syns_at_the_same_time_are_one_connection(tmp_path, first, answered):
+    wire = Wire().send(first, flags=SYN).send(1 - first, flags=SYN)
+    for side in (0, 1)[:answered]:
+        wire.next[side] -= 1
+        wire.send(side, flags=SYN | ACK)
+    seen = wire.ask(1, 2).seen(tmp_path)
+    (flow,) = seen.flows
+    assert (flow.close, flow.ends[flow.client], flow.total("retransmissions")) == ("open", ("10.0.0.1", 40000), 0)
+    assert [exchange.outcome for _, exchange in seen.exchanges] == [ANSWERED] * 2
+
+
 def test_failed_connects_are_reported_and_successful_ones_are_not(tmp_path):
     """Refused and unanswered connects, with their servers, among other connections without bytes."""
     packets = []
