@@ -15,8 +15,8 @@ import numpy as np
 
 from kproxy.protocol.records import BatchHeader
 from kproxy.wire import bodies
-from kproxy.wire.bulk import NULL, Bodies, Bulk
 from kproxy.wire.events import ANSWERED, FULL, Exchange
+from kproxy.wire.offline.bulk import NULL, Bodies, Bulk
 
 DATA = Path(__file__).parent / "data" / "captures"
 

@@ -99,7 +99,7 @@ RING_2 = (
     "tests/spark/test_cluster.py",
     "tests/spark/test_daemon.py",
     "tests/spark/test_follow.py",
-    "tests/spark/test_pieces.py",
+    "tests/spark/tasks/test_pieces.py",
     "tests/spark/test_reading.py",
     "tests/spark/test_sample.py",
 )

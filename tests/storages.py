@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
-from kproxy.capture.storage import Storage, options_of
+from kproxy.capture.formats.storage import Storage, options_of
 
 HDFS = Path(__file__).parents[1] / ".cache/hdfs"  # see ./dev
 KEYS = {"AWS_ACCESS_KEY_ID": "kproxy", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}

@@ -10,9 +10,9 @@ from struct import Struct
 
 import zstandard
 
-from kproxy.capture.packets import RST, SYN, Dissector
+from kproxy.capture.connections.reassembly import Conversation
+from kproxy.capture.dissection.packets import RST, SYN, Dissector
 from kproxy.capture.quality import Quality
-from kproxy.capture.reassembly import Conversation
 
 _RECORD = Struct("<IIII")
 _PORTS = Struct(">HH")

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -37,13 +38,22 @@ ROOMS = (
     *("proxy.admission", "proxy.connection", "admin", "proxy.process"),
 )
 
+MOST_MODULES = 13
+CROWDED = {  # folders with more modules, each with the one duty that they share
+    "kproxy.analysis.findings": "a family of findings each",
+    "kproxy.cli": "a command each",
+    "kproxy.proxy.config": "a section of the settings each",
+    "kproxy.proxy.filters.policy": "a step of one decision each",
+    "kproxy.views": "a screen or a part of screens each",
+}
+
 MOST_LINES = 600
 LONG = {  # modules with more, each with the reason why it is one
     "kproxy.analysis.findings.kinds": "the words of all kinds of findings: a list",
-    "kproxy.capture.flows": "all ways of a packet to its connection share one state, and each packet takes several",
-    "kproxy.capture.packets": "one chain of headers: each link layer and tunnel is a few lines, and may hold any other",
-    "kproxy.capture.reassembly": "one half of TCP's receiver, as RFC 9293 describes it in one section",
-    "kproxy.insight.classic": "one state machine: the classic group protocol",
+    "kproxy.capture.connections.flows": "all ways of a packet to its connection share state; each takes several",
+    "kproxy.capture.dissection.packets": "one chain of headers: each layer is a few lines, and may hold any other",
+    "kproxy.capture.connections.reassembly": "one half of TCP's receiver, as RFC 9293 describes it in one section",
+    "kproxy.insight.membership.classic": "one state machine: the classic group protocol",
     "kproxy.protocol.codec": "encoding and decoding are one another's mirror, field type by field type",
 }
 
@@ -117,6 +127,12 @@ def imports_of(module):
 def test_long_modules_have_a_reason():
     long = {name for name, path in MODULES.items() if len(path.read_text().splitlines()) > MOST_LINES}
     assert {name for name in long if ".layouts." not in name} <= set(LONG)
+
+
+def test_crowded_folders_have_one_duty():
+    folders = Counter(name.rpartition(".")[0] for name in MODULES if not name.endswith("__init__"))
+    crowded = {folder for folder, count in folders.items() if count > MOST_MODULES and ".layouts" not in folder}
+    assert crowded == set(CROWDED)
 
 
 def test_every_room_has_its_layer_and_every_layer_its_rooms():

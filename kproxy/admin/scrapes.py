@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from kproxy.metrics.exposition import is_openmetrics
+from kproxy.metrics.scrape.exposition import is_openmetrics
 
 Scrape = Callable[[str], tuple[bytes, str]]
 

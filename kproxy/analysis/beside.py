@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kproxy.analysis import sections
 from kproxy.analysis.engine import Frame, ask, first_rows
 from kproxy.analysis.jobs import JOBS
+from kproxy.analysis.questions import sections
 
 ROWS = 2000
 SHOWN = 12

@@ -23,7 +23,7 @@ from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 import kproxy
-from kproxy.capture.storage import is_capture, near
+from kproxy.capture.formats.storage import is_capture, near
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import dataset, schema
 

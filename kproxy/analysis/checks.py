@@ -10,7 +10,7 @@ Refuses to know files and engines.
 import re
 from collections.abc import Mapping, Sequence
 
-from kproxy.analysis.pieces import GROUP_COLUMNS, GROUPS, did_you_mean, literal, name, span_us
+from kproxy.analysis.questions.pieces import GROUP_COLUMNS, GROUPS, did_you_mean, literal, name, span_us
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
 

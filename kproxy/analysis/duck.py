@@ -30,10 +30,10 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kproxy.analysis.pieces import no_such
+from kproxy.analysis.questions.pieces import no_such
 from kproxy.errors import KproxyError
 from kproxy.tables import dataset, schema, views
-from kproxy.tables.retention import REMEDY, is_recorded
+from kproxy.tables.live.retention import REMEDY, is_recorded
 
 if TYPE_CHECKING:
     import pyarrow as pa

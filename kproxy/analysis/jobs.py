@@ -21,9 +21,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kproxy.analysis.distributions import batch_sizes, behind, leader_changes, retransmissions, spread
 from kproxy.analysis.engine import Frame
-from kproxy.analysis.knowledge import (
+from kproxy.analysis.lags import TABLES as OF_LAG
+from kproxy.analysis.lags import group_lag, lag
+from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
+from kproxy.analysis.questions.distributions import batch_sizes, behind, leader_changes, retransmissions, spread
+from kproxy.analysis.questions.knowledge import (
     assignments,
     changes,
     coordinators,
@@ -34,14 +37,11 @@ from kproxy.analysis.knowledge import (
     topology,
     transactions,
 )
-from kproxy.analysis.lags import TABLES as OF_LAG
-from kproxy.analysis.lags import group_lag, lag
-from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
-from kproxy.analysis.parties import clients, connections, errors, quality, talkers, throttle
-from kproxy.analysis.pieces import TOPIC
-from kproxy.analysis.registry import REGISTRY_WHERE, consumers, registry
-from kproxy.analysis.timing import compare, latency, slow
-from kproxy.analysis.topics import batching, fetching, offsets, skew
+from kproxy.analysis.questions.parties import clients, connections, errors, quality, talkers, throttle
+from kproxy.analysis.questions.pieces import TOPIC
+from kproxy.analysis.questions.registry import REGISTRY_WHERE, consumers, registry
+from kproxy.analysis.questions.timing import compare, latency, slow
+from kproxy.analysis.questions.topics import batching, fetching, offsets, skew
 
 __all__ = [
     "JOBS",

@@ -11,10 +11,11 @@ from datetime import UTC, datetime
 from difflib import get_close_matches
 from typing import Any
 
-from kproxy.analysis import checks, parties
+from kproxy.analysis import checks
 from kproxy.analysis.engine import Frame, ask, columns, rows
 from kproxy.analysis.jobs import Job
-from kproxy.analysis.pieces import LONGEST_US, span_us
+from kproxy.analysis.questions import parties
+from kproxy.analysis.questions.pieces import LONGEST_US, span_us
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
 

@@ -16,7 +16,7 @@ from kproxy.analysis.findings.failures import REFUSED, RETRIED_KINDS, topics_not
 from kproxy.analysis.findings.finding import CRITICAL, WARNING, Finding
 from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags import group_lag_while_active
-from kproxy.analysis.pieces import GROUPS, KEYS, LONG_POLLS, literal, missed_answers, of_clients, percentiles
+from kproxy.analysis.questions.pieces import GROUPS, KEYS, LONG_POLLS, literal, missed_answers, of_clients, percentiles
 
 TABLES = tuple(dict.fromkeys(("exchanges", "connections", "partitions", "topology", *OF_LAG)))
 # Kinds of findings, with the evidence that is the duration of a standstill.

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kproxy.capture.flow import spelled
+from kproxy.capture.connections.flow import spelled
 from kproxy.capture.quality import Quality
 
 MAX_ADDRESSES = 65_536

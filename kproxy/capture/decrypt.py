@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from kproxy.capture.flow import Flow
-from kproxy.capture.flows import Flows
-from kproxy.capture.storage import LOCAL, STDIN, Storage
+from kproxy.capture.connections.flow import Flow
+from kproxy.capture.connections.flows import Flows
+from kproxy.capture.formats.storage import LOCAL, STDIN, Storage
 from kproxy.errors import CaptureError
 
 _FIELDS = ("frame.time_epoch", "ip.src", "ipv6.src", "tcp.srcport", "ip.dst", "ipv6.dst", "tcp.dstport", "data.data")

@@ -15,7 +15,7 @@ from kproxy.checks.offers import Compared, Offers, compare, release_of, title
 from kproxy.errors import ConfigError, UpstreamError
 from kproxy.metrics import Metrics
 from kproxy.protocol.schema import schema, served_versions
-from kproxy.proxy.cluster.question import ask_brokers, ask_versions
+from kproxy.proxy.cluster.questions.question import ask_brokers, ask_versions
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.connection.worker import Worker

@@ -17,7 +17,7 @@ from kproxy.checks.offers import capped, missing, title
 from kproxy.errors import UpstreamError
 from kproxy.proxy.cluster.port_assignment import PortAssignment
 from kproxy.proxy.cluster.ports_file import NotOurs, read
-from kproxy.proxy.cluster.question import ask_brokers, ask_versions
+from kproxy.proxy.cluster.questions.question import ask_brokers, ask_versions
 from kproxy.proxy.cluster.routing import Routes
 from kproxy.proxy.config.addresses import MAX_PORT, Address
 from kproxy.proxy.config.settings import Cluster

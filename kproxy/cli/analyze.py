@@ -75,7 +75,7 @@ def tables_at(
 
     far = [place for place in places if "://" in place]
     if far:
-        from kproxy.capture.storage import shown
+        from kproxy.capture.formats.storage import shown
 
         raise KproxyError(
             f"{shown(far[0])}: questions are put to files of this machine: `kproxy convert` makes tables of captures "
@@ -119,9 +119,9 @@ def tables_at(
 
 def answer(asked: Asked, **how: Any) -> None:
     """Answer a question and show it."""
-    from kproxy.analysis import parties
     from kproxy.analysis.duck import Tables
     from kproxy.analysis.question import Question
+    from kproxy.analysis.questions import parties
     from kproxy.views import answers
 
     question = Question(asked.job, asked.options, **asked.chosen)
@@ -253,7 +253,7 @@ def overview(places: tuple[str, ...], **given: Any) -> None:
     """Show what is in tables."""
     from kproxy.analysis.duck import Tables
     from kproxy.analysis.question import times
-    from kproxy.analysis.sections import TABLES
+    from kproxy.analysis.questions.sections import TABLES
 
     times("exchanges", given["since"], given["until"])
     how = captures.taken(given)

@@ -218,10 +218,10 @@ def show_overview(
     key_log: str | None = None,
 ) -> None:
     """Answer and show it, with tables of either engine. key_log: the file with TLS keys, if one was given."""
-    from kproxy.analysis import sections
     from kproxy.analysis.conclusions import TABLES as OF_CONCLUSIONS
     from kproxy.analysis.conclusions import conclusions
     from kproxy.analysis.question import chosen_by_time
+    from kproxy.analysis.questions import sections
     from kproxy.views import answers, progress
     from kproxy.views import overview as view
 
@@ -250,7 +250,7 @@ def show_overview(
 
 def why_nothing(tables: Mapping[str, Any], since: str | None, until: str | None, key_log: str | None = None) -> str:
     """The reason for an answer without exchanges, in sentences: the times that were given, or the captures' quality."""
-    from kproxy.analysis import sections
+    from kproxy.analysis.questions import sections
     from kproxy.views import answers, summary
 
     (span,) = answers.dicts(sections.span(tables))

@@ -94,7 +94,7 @@ def taken(given: dict[str, Any]) -> dict[str, Any]:
 
 def settings(how: Mapping[str, Any], **more: Any) -> "Settings":
     """Settings from these options, as `taken` gives them; `more`: more fields. Raises KproxyError like `Settings`."""
-    from kproxy.capture.storage import Storage, options_of
+    from kproxy.capture.formats.storage import Storage, options_of
     from kproxy.convert.job import Settings
 
     fields = {name: how[name] for name in NAMES}

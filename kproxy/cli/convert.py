@@ -113,9 +113,9 @@ def _first_sight(summary: "Summary", settings: "Settings") -> tuple[list[str], l
     if not any(summary.rows.values()):
         return [], []
 
-    from kproxy.analysis import sections
     from kproxy.analysis.duck import Tables
-    from kproxy.capture.storage import shown
+    from kproxy.analysis.questions import sections
+    from kproxy.capture.formats.storage import shown
     from kproxy.views import answers, progress
     from kproxy.views import overview as view
 

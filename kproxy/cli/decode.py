@@ -89,7 +89,7 @@ def decode(
         return
 
     from kproxy.errors import Malformed, ProtocolError
-    from kproxy.protocol import decode as decoding
+    from kproxy.protocol.shown import decode as decoding
 
     if jsonl:
         for line in source:
@@ -154,7 +154,7 @@ def decode(
 
 def _no_frames(name: str, content: "Buffer") -> None:
     """Raises click.UsageError for a file that begins as a capture does, or as one that is compressed."""
-    from kproxy.protocol import decode as decoding
+    from kproxy.protocol.shown import decode as decoding
 
     if decoding.is_capture(content):
         raise click.UsageError(f"{name} is a capture, which holds packets: kproxy convert {name} --out tables")
@@ -184,7 +184,7 @@ def _zookeeper(
     how: dict[str, Any],
 ) -> None:
     from kproxy.errors import KproxyError, Malformed
-    from kproxy.protocol import decode as decoding
+    from kproxy.protocol.shown import decode as decoding
     from kproxy.views import zookeeper as view
     from kproxy.zookeeper import decode as zookeeper
 

@@ -81,7 +81,7 @@ def findings_command(
 def check_kinds(kinds: Sequence[str]) -> None:
     """Raise KproxyError for a kind that is none."""
     from kproxy.analysis.findings import KINDS
-    from kproxy.analysis.pieces import no_such
+    from kproxy.analysis.questions.pieces import no_such
 
     for kind in kinds:
         if kind not in KINDS:

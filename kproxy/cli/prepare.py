@@ -26,7 +26,7 @@ def prepare() -> None:
 
     require_pyspark()
 
-    from kproxy.capture.splits import SPLIT_BYTES
+    from kproxy.capture.formats.splits import SPLIT_BYTES
     from kproxy.spark import classes, pipeline, sample, table
     from kproxy.views import progress
 

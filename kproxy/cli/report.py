@@ -35,10 +35,11 @@ def _report(
     import altair  # noqa: F401  fails, with what to install, before a capture is converted
     import vl_convert  # noqa: F401
 
-    from kproxy.analysis import cached, figures, single
+    from kproxy.analysis import cached
     from kproxy.analysis.duck import Tables
     from kproxy.analysis.jobs import JOBS
     from kproxy.analysis.question import moment
+    from kproxy.analysis.questions import figures, single
     from kproxy.cli.analyze import in_words, tables_at
     from kproxy.views import answers, progress, report
 

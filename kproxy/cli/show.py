@@ -67,8 +67,9 @@ def show(
     Example, with a row of `kproxy analyze slow incident.pcap`:
       kproxy show incident.pcap --connection 4212281926912369617 --number 63
     """
-    from kproxy.analysis import cached, single
+    from kproxy.analysis import cached
     from kproxy.analysis.duck import Tables
+    from kproxy.analysis.questions import single
     from kproxy.cli.analyze import tables_at
     from kproxy.convert.frames import frames_of
     from kproxy.convert.packets import by_file, packets_of

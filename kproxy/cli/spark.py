@@ -184,7 +184,7 @@ def overview(places: tuple[str, ...], master: str | None, config: tuple[str, ...
     require_pyspark()
 
     from kproxy.analysis.question import times
-    from kproxy.analysis.sections import TABLES
+    from kproxy.analysis.questions.sections import TABLES
 
     times("exchanges", given["since"], given["until"])
     (folder,) = places
@@ -238,7 +238,7 @@ def _said_plainly() -> Iterator[None]:
 
 def _removed(text: str) -> str | None:
     """The message for a file that Spark did not find since retention may have removed it; None: another error."""
-    from kproxy.tables.retention import REMEDY, is_recorded
+    from kproxy.tables.live.retention import REMEDY, is_recorded
 
     found = re.search(r"/([^/\s]+\.parquet)\W*? [Ff]ile does not exist|/([^/\s]+\.parquet) does not exist", text)
     if found is None or not is_recorded(found[1] or found[2]):

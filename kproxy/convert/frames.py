@@ -17,19 +17,19 @@ from uuid import UUID
 
 import numpy as np
 
-from kproxy.capture.captures import Capture
+from kproxy.capture.connections.flow import Flow, Handlers
+from kproxy.capture.connections.flows import Flows
+from kproxy.capture.connections.reassembly import Receiver
 from kproxy.capture.decrypt import decrypt
-from kproxy.capture.flow import Flow, Handlers
-from kproxy.capture.flows import Flows
+from kproxy.capture.dissection.uncut import uncut
+from kproxy.capture.formats.captures import Capture
 from kproxy.capture.quality import Quality
-from kproxy.capture.reassembly import Receiver
-from kproxy.capture.uncut import uncut
 from kproxy.convert.job import Job, Settings, captures_of
 from kproxy.errors import KproxyError
-from kproxy.wire.bulk import Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import ANSWERED, BROKER, CLIENT, NONE, Event, Exchange, Unanswered
 from kproxy.wire.interest import ApiPlan
+from kproxy.wire.offline.bulk import Bulk
 
 SPARE_BYTES = 4 << 20
 MAX_TOPICS = 65_536  # names of topics by id

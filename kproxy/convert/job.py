@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 import kproxy
-from kproxy.capture.captures import in_time
+from kproxy.capture.formats.captures import in_time
+from kproxy.capture.formats.storage import LOCAL, STDIN, Storage, name_of
 from kproxy.capture.quality import Quality
-from kproxy.capture.storage import LOCAL, STDIN, Storage, name_of
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.tables import schema
 from kproxy.tables.dataset import read_manifest

@@ -23,10 +23,10 @@ from kproxy.capture.clusters import Labels
 from kproxy.capture.quality import Quality
 from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.insight import rows as insight_rows
-from kproxy.insight.coordinator_logs import LOGS, Logged
 from kproxy.insight.decoded import decode_exchange
 from kproxy.insight.knowledge import Knowledge
-from kproxy.insight.registry_groups import ConsumerGroups
+from kproxy.insight.logs.coordinator_logs import LOGS, Logged
+from kproxy.insight.membership.registry_groups import ConsumerGroups
 from kproxy.insight.repeats import Repeats
 from kproxy.insight.rows import RegistryRow, Row
 from kproxy.protocol.apis import FETCH

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kproxy.capture.captures import Capture
-from kproxy.capture.clock import Clock
-from kproxy.capture.copies import Recent
-from kproxy.capture.packets import ACK, FIN, RST, SYN, Dissector
+from kproxy.capture.connections.reassembly import MASK, ahead
+from kproxy.capture.dissection.clock import Clock
+from kproxy.capture.dissection.copies import Recent
+from kproxy.capture.dissection.packets import ACK, FIN, RST, SYN, Dissector
+from kproxy.capture.formats.captures import Capture
 from kproxy.capture.quality import Quality
-from kproxy.capture.reassembly import MASK, ahead
 from kproxy.convert.frames import Frames
 from kproxy.wire.events import BROKER, CLIENT, NONE
 

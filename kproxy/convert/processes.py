@@ -26,9 +26,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from kproxy.capture.clusters import Earlier, Labels, note
-from kproxy.capture.keys import SHARDS
+from kproxy.capture.dissection.keys import SHARDS
+from kproxy.capture.formats.storage import is_remote
 from kproxy.capture.quality import Quality, Twice
-from kproxy.capture.storage import is_remote
 from kproxy.convert import clusters, machine
 from kproxy.convert.job import (
     Job,

@@ -9,11 +9,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from kproxy.capture.captures import Capture
-from kproxy.capture.flow import Handlers
-from kproxy.capture.flows import Flows
+from kproxy.capture.connections.flow import Handlers
+from kproxy.capture.connections.flows import Flows
+from kproxy.capture.dissection.uncut import uncut
+from kproxy.capture.formats.captures import Capture
 from kproxy.capture.quality import Quality
-from kproxy.capture.uncut import uncut
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.rows import Rows
 from kproxy.errors import KproxyError

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kproxy.capture.captures import Capture
 from kproxy.capture.columns.later import Later
+from kproxy.capture.connections.flow import DISCARD, Flow, Handlers
+from kproxy.capture.connections.flows import Flows
+from kproxy.capture.connections.receivers import Kafka
 from kproxy.capture.decrypt import decrypt
-from kproxy.capture.flow import DISCARD, Flow, Handlers
-from kproxy.capture.flows import Flows
-from kproxy.capture.keys import SHARDS
+from kproxy.capture.dissection.keys import SHARDS
+from kproxy.capture.dissection.uncut import uncut
+from kproxy.capture.formats.captures import Capture
 from kproxy.capture.quality import Quality
-from kproxy.capture.receivers import Kafka
-from kproxy.capture.uncut import uncut
 from kproxy.convert.job import Job
 from kproxy.convert.kept_frames import BATCH_BYTES, KEPT_FRAMES, KeptFrameColumns
 from kproxy.insight import registry
@@ -34,10 +34,10 @@ from kproxy.tables.partitions import BatchColumns, PartitionColumns, Positions
 from kproxy.tables.records import Chosen, RecordColumns
 from kproxy.tables.schema import Table
 from kproxy.wire.bodies import RECORDS, Found, Logs
-from kproxy.wire.bulk import Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import NONE, REQUEST_NOT_SEEN, Desync, Event, Exchange, Gap, Unanswered
-from kproxy.wire.kept import MAX_FRAME, Kept
+from kproxy.wire.observing.kept import MAX_FRAME, Kept
+from kproxy.wire.offline.bulk import Bulk
 from kproxy.zookeeper.session import Event as ZooKeeperEvent
 
 BATCH_ROWS = writer.RUN_ROWS  # one batch is one sorted run

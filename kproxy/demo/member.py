@@ -10,8 +10,8 @@ from contextlib import suppress
 
 from kproxy.demo.client import Body, Client, Connection
 from kproxy.errors import UpstreamError
-from kproxy.insight import assignors
-from kproxy.insight.embedded import assigned, subscription
+from kproxy.insight.membership import assignors
+from kproxy.insight.membership.embedded import assigned, subscription
 from kproxy.protocol import codec
 from kproxy.protocol.apis import (
     FIND_COORDINATOR,

@@ -23,9 +23,9 @@ from kproxy.flight.frames import ENDED, Chunk
 from kproxy.flight.packets import PacketFile, Stream
 from kproxy.flight.redaction import LEFT_OUT, allowance, written
 from kproxy.tables.arrays import batch
-from kproxy.tables.live_files import Files, Quality
+from kproxy.tables.live.live_files import Files, Quality
+from kproxy.tables.live.portions import Batches
 from kproxy.tables.names import Names
-from kproxy.tables.portions import Batches
 from kproxy.tables.schema import CONNECTIONS, EXCHANGES
 from kproxy.wire.events import CLIENT
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT
+from kproxy.wire.observing.watched import boundary, is_framed, read_of
 from kproxy.wire.reading import Piece
 from kproxy.wire.session import Session
-from kproxy.wire.watched import boundary, is_framed, read_of
 
 ENDED = -1
 MAX_FRAME = 64 * 1024  # bytes of one frame after the read with its start

@@ -15,8 +15,8 @@ from time import monotonic_ns
 from typing import NamedTuple
 
 from kproxy.protocol.error_codes import error_name
-from kproxy.tables.defects import Defects
-from kproxy.tables.portions import Batches, Portion, Tally
+from kproxy.tables.live.defects import Defects
+from kproxy.tables.live.portions import Batches, Portion, Tally
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import NONE, Closed, Event, Exchange, Unanswered
 

@@ -17,7 +17,7 @@ from kproxy.protocol import codec
 from kproxy.protocol.apis import API_VERSIONS
 from kproxy.protocol.blanking import Allowance, blank
 from kproxy.protocol.schema import Field
-from kproxy.protocol.secrets import CONTENT, SECRET_TOPICS, redact
+from kproxy.protocol.shown.secrets import CONTENT, SECRET_TOPICS, redact
 from kproxy.wire import frames
 from kproxy.wire.events import CLIENT
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from kproxy.errors import KproxyError
 from kproxy.flight.frames import Chunk
-from kproxy.tables.portions import Batches
+from kproxy.tables.live.portions import Batches
 
 DUMP_S = 120.0
 _TOGETHER = 64  # chunks or rows per pickle

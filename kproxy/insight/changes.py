@@ -23,9 +23,9 @@ from kproxy.insight.topics import Topics
 from kproxy.protocol import codec
 from kproxy.protocol.apis import ENVELOPE
 from kproxy.protocol.error_codes import error_name
-from kproxy.protocol.render import uuid_text
 from kproxy.protocol.schema import schema
-from kproxy.protocol.secrets import redact
+from kproxy.protocol.shown.render import uuid_text
+from kproxy.protocol.shown.secrets import redact
 
 MAX_RESOURCES = 10_000
 MAX_DETAIL = 2000

@@ -12,12 +12,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Protocol
 from uuid import UUID
 
-from kproxy.insight import groups, leadership, topics, topology
+from kproxy.insight import leadership, topics, topology
 from kproxy.insight.changes import Changes
-from kproxy.insight.coordinator_logs import CoordinatorLogs, Logged
 from kproxy.insight.decoded import DecodedExchange
-from kproxy.insight.groups import Groups
 from kproxy.insight.leadership import Partitions
+from kproxy.insight.logs.coordinator_logs import CoordinatorLogs, Logged
+from kproxy.insight.membership import groups
+from kproxy.insight.membership.groups import Groups
 from kproxy.insight.rows import Leadership, Row, Topology
 from kproxy.insight.topics import Topics
 from kproxy.insight.topology import Cluster, of_partition

@@ -43,8 +43,8 @@ from kproxy.protocol.apis import (
     UNKNOWN_TOPIC_OR_PARTITION,
     UPDATE_METADATA,
 )
-from kproxy.protocol.render import uuid_text
 from kproxy.protocol.schema import api_name
+from kproxy.protocol.shown.render import uuid_text
 
 MAX_BROKERS = 4096
 MAX_TOPICS = 65536

@@ -7,9 +7,9 @@ MAX_LISTED partitions. Refuses to know producers that are only idempotent.
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from kproxy.insight.coordinator_logs import MAX_LISTED, ns_of
 from kproxy.insight.decoded import DecodedExchange
-from kproxy.insight.embedded import listed
+from kproxy.insight.logs.coordinator_logs import MAX_LISTED, ns_of
+from kproxy.insight.membership.embedded import listed
 from kproxy.insight.rows import Transaction
 from kproxy.insight.topics import Topics
 from kproxy.protocol.apis import DESCRIBE_TRANSACTIONS, INIT_PRODUCER_ID

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
-from kproxy.metrics.cells import BrokerCells
+from kproxy.metrics.counters.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
+from kproxy.metrics.counters.cells import BrokerCells
 from kproxy.metrics.counting import ConnectionMetrics
-from kproxy.wire.bulk import NULL, Bulk
+from kproxy.wire.offline.bulk import NULL, Bulk
 
 _DURATION, _EXCESS, _MUTE, _QUEUE, _SIZE, _THROTTLE = (
     np.array(bounds, np.int64) for bounds in (DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS)

@@ -9,12 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Sized
 from typing import Final
 
-from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
-from kproxy.metrics.cells import ApiCells, BrokerCells, ClusterCells, DurationCells, add
-from kproxy.metrics.lag import Fetching, Lags
-from kproxy.metrics.named import ClientCells, Topics
-from kproxy.metrics.produced import Produced
-from kproxy.metrics.slow import Slow
+from kproxy.metrics.consumers.lag import Fetching, Lags
+from kproxy.metrics.counters.bounds import DURATION_NS, EXCESS_WAIT_NS, MUTE_NS, QUEUE_NS, SIZE_BYTES, THROTTLE_NS
+from kproxy.metrics.counters.cells import ApiCells, BrokerCells, ClusterCells, DurationCells, add
+from kproxy.metrics.counters.named import ClientCells, Topics
+from kproxy.metrics.counters.produced import Produced
+from kproxy.metrics.counters.slow import Slow
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (
     ANSWERED,

@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, quantile
-from kproxy.metrics.cells import ApiCells
-from kproxy.metrics.known import error_label
+from kproxy.metrics.counters.bounds import DURATION_NS, PROXY_NS, quantile
+from kproxy.metrics.counters.cells import ApiCells
 from kproxy.metrics.process import Metrics
+from kproxy.metrics.scrape.known import error_label
 
 STEP_S = 10.0
 SAMPLES = 360

@@ -8,19 +8,19 @@ from collections.abc import Callable, Sequence, Sized
 from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING
 
-from kproxy.metrics.cells import ClusterCells, DurationCells
+from kproxy.metrics.consumers.lag import Lags
+from kproxy.metrics.counters.cells import ClusterCells, DurationCells
+from kproxy.metrics.counters.named import Topics
+from kproxy.metrics.counters.passive import ENDS, PassiveCells
+from kproxy.metrics.counters.reloads import ReloadCells
+from kproxy.metrics.counters.slow import Slow
+from kproxy.metrics.counters.upstream import ClusterState, UpstreamCells
 from kproxy.metrics.counting import ConnectionMetrics
-from kproxy.metrics.known import DISCONNECT_CAUSES
-from kproxy.metrics.lag import Lags
-from kproxy.metrics.named import Topics
-from kproxy.metrics.passive import ENDS, PassiveCells
-from kproxy.metrics.reloads import ReloadCells
-from kproxy.metrics.slow import Slow
-from kproxy.metrics.upstream import ClusterState, UpstreamCells
+from kproxy.metrics.scrape.known import DISCONNECT_CAUSES
 from kproxy.wire.connection import ConnectionInfo
 
 if TYPE_CHECKING:
-    from kproxy.metrics.zookeeper import ZooKeeperCells
+    from kproxy.metrics.counters.zookeeper import ZooKeeperCells
 
 
 class Metrics:

@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, cell, quantile
-from kproxy.metrics.cells import ApiCells
-from kproxy.metrics.known import error_label
+from kproxy.metrics.counters.bounds import DURATION_NS, PROXY_NS, cell, quantile
+from kproxy.metrics.counters.cells import ApiCells
 from kproxy.metrics.process import Metrics
+from kproxy.metrics.scrape.known import error_label
 
 
 @dataclass

@@ -23,10 +23,10 @@ from typing import Any, TypeVar, cast
 
 from kproxy.errors import Malformed, ProtocolError, Unsupported
 from kproxy.protocol.apis import API_VERSIONS, UNSUPPORTED_VERSION
-from kproxy.protocol.misfits import misfit
 from kproxy.protocol.plans import SLICE_BYTES, TRAILING, Length, Walk, join
 from kproxy.protocol.primitives import Buffer
 from kproxy.protocol.schema import Field, Message, address_path, schema
+from kproxy.protocol.shown.misfits import misfit
 from kproxy.protocol.write_plans import Write
 
 Span = tuple[int, int, int]  # (index of the path, or TAG_SIZE; start; end) as offsets in the buffer

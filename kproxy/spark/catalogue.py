@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kproxy.capture.storage import STDIN, name_of
+from kproxy.capture.formats.storage import STDIN, name_of
 from kproxy.convert.job import Job, Settings, captures_of
 from kproxy.errors import CaptureError
 

@@ -19,7 +19,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kproxy.capture.storage import is_remote, local_path, name_of, near, shown
+from kproxy.capture.formats.storage import is_remote, local_path, name_of, near, shown
 from kproxy.convert.job import Settings, Summary
 from kproxy.errors import CaptureError, KproxyError, StorageError
 from kproxy.spark import is_connect, pipeline

@@ -35,24 +35,25 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import kproxy
-from kproxy.capture.captures import Capture
 from kproxy.capture.clusters import Earlier, Labels
-from kproxy.capture.keys import Pair, pair_of
+from kproxy.capture.dissection.keys import Pair, pair_of
+from kproxy.capture.formats.captures import Capture
+from kproxy.capture.formats.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
+from kproxy.capture.formats.storage import Storage, is_remote, local_path
 from kproxy.capture.quality import Quality
-from kproxy.capture.splits import SPLIT_BYTES, Range, Split, Survey, agree, ranges, survey
-from kproxy.capture.storage import Storage, is_remote, local_path
 from kproxy.convert.job import Job, Settings, Summary, refuse_no_name
 from kproxy.convert.parts import reader
 from kproxy.convert.parts.joining import Correction, clash
 from kproxy.convert.parts.reader import Part
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.spark import clusters, decode, knowledge, pieces, places, results, store
+from kproxy.spark import store
 from kproxy.spark.catalogue import Catalogue
-from kproxy.spark.looking import NEAR, look
-from kproxy.spark.pieces import PIECES, each
-from kproxy.spark.places import PACKET_SCHEMA, packets
 from kproxy.spark.store import PARQUET, Learnt
 from kproxy.spark.target import Target
+from kproxy.spark.tasks import clusters, decode, knowledge, pieces, places, results
+from kproxy.spark.tasks.looking import NEAR, look
+from kproxy.spark.tasks.pieces import PIECES, each
+from kproxy.spark.tasks.places import PACKET_SCHEMA, packets
 from kproxy.tables import schema
 from kproxy.tables.names import Names
 from kproxy.tables.schema import Table

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kproxy.capture.splits import SPLIT_BYTES
+from kproxy.capture.formats.splits import SPLIT_BYTES
 from kproxy.convert.job import Settings
 from kproxy.errors import CaptureError
 from kproxy.spark import pipeline, store
-from kproxy.spark.looking import look
+from kproxy.spark.tasks.looking import look
 from kproxy.tables import schema
 
 if TYPE_CHECKING:

@@ -51,15 +51,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
-from kproxy.capture.packets import ACK, FIN, RST, SYN
+from kproxy.capture.dissection.packets import ACK, FIN, RST, SYN
+from kproxy.capture.formats.splits import SPLIT_BYTES, Split, plan
+from kproxy.capture.formats.storage import Storage, is_remote, local_path, options_of
 from kproxy.capture.quality import Quality
-from kproxy.capture.splits import SPLIT_BYTES, Split, plan
-from kproxy.capture.storage import Storage, is_remote, local_path, options_of
 from kproxy.convert.job import Job, Settings, captures_of
 from kproxy.convert.rows import BATCH_ROWS, Rows, quality_batch
 from kproxy.errors import CaptureError, KproxyError
-from kproxy.spark.knowledge import rows_of
-from kproxy.spark.scan import segments
+from kproxy.spark.tasks.knowledge import rows_of
+from kproxy.spark.tasks.scan import segments
 from kproxy.tables import arrays, schema, writer
 from kproxy.tables.records import SHOWN_BYTES, chosen
 from kproxy.tables.schema import I32, I64, TEXT, TIME, Table

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from kproxy.capture.clusters import Labels
 from kproxy.convert import clusters, machine
 from kproxy.convert.parts.joining import Correction, corrected
-from kproxy.spark.pieces import NO_HOUR, frame
+from kproxy.spark.tasks.pieces import NO_HOUR, frame
 from kproxy.tables import arrays, schema, writer
 from kproxy.tables.names import FILLED, Names
 from kproxy.tables.records import Chosen

@@ -19,10 +19,10 @@ from kproxy.protocol.apis import FETCH, PRODUCE, SHARE_FETCH
 from kproxy.protocol.error_codes import error_name
 from kproxy.tables.arrays import array, distinct, listed
 from kproxy.tables.schema import EXCHANGES, I16, I64, TEXT
-from kproxy.wire.bulk import NULL, Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import ANSWERED, FULL, NONE, Exchange
 from kproxy.wire.interest import ApiPlan
+from kproxy.wire.offline.bulk import NULL, Bulk
 
 _INFO_BYTES = 600  # approximately
 

@@ -30,15 +30,15 @@ from kproxy.protocol.apis import (
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.error_codes import error_name
 from kproxy.protocol.records import BatchHeader
-from kproxy.protocol.render import uuid_text
+from kproxy.protocol.shown.render import uuid_text
 from kproxy.tables import arrays
 from kproxy.tables.arrays import array, distinct, listed
 from kproxy.tables.columns import PackedRows, Words, in_order, named, numbers
 from kproxy.tables.schema import BATCHES, FLAG, I64, PARTITIONS, TEXT, TIME, Table
 from kproxy.wire.bodies import BLANK, Found, Partition
-from kproxy.wire.bulk import NULL, Bodies, Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
+from kproxy.wire.offline.bulk import NULL, Bodies, Bulk
 
 MAX_POSITIONS = 64 * 1024
 # Characters kept of a topic's and a group's name. A hostile body may have a name of 32 KB with 65,536 partitions, which

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from kproxy.errors import KproxyError, ProtocolError
 from kproxy.protocol.records import Batch, Record
-from kproxy.protocol.secrets import SECRET_TOPICS
+from kproxy.protocol.shown.secrets import SECRET_TOPICS
 from kproxy.tables.arrays import listed
 from kproxy.tables.partitions import BodyRows
 from kproxy.tables.schema import BYTES, HEADERS, RECORDS, TEXT

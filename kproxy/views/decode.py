@@ -23,14 +23,14 @@ from rich.text import Text
 
 from kproxy.errors import ProtocolError
 from kproxy.protocol.compression import codec_name
-from kproxy.protocol.decode import Decoded, count_bytes, data
 from kproxy.protocol.error_codes import ERRORS, error_name
 from kproxy.protocol.log_records import LOGS, LogRecord, decode_record
 from kproxy.protocol.plans import TAGS, TRAILING
 from kproxy.protocol.primitives import Buffer
 from kproxy.protocol.records import Batch, Record, control_type, is_zero, iterate_headers
 from kproxy.protocol.schema import Field, api_name
-from kproxy.protocol.secrets import redact
+from kproxy.protocol.shown.decode import Decoded, count_bytes, data
+from kproxy.protocol.shown.secrets import redact
 
 _NAME, _STRING, _QUIET, _BAD, _TITLE = "cyan", "green", "dim", "bold red", "bold"
 _LINE_CHARS = 110  # longer values are wrapped

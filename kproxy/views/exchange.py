@@ -11,9 +11,9 @@ import click
 
 from kproxy.convert.frames import Frames
 from kproxy.errors import ProtocolError
-from kproxy.protocol import decode as decoding
-from kproxy.protocol.decode import Decoded
 from kproxy.protocol.schema import api_name
+from kproxy.protocol.shown import decode as decoding
+from kproxy.protocol.shown.decode import Decoded
 from kproxy.views import decode as view
 from kproxy.views import units
 from kproxy.wire.events import NONE

@@ -18,8 +18,8 @@ from typing import Any
 
 import altair as alt
 
-from kproxy.analysis.parties import NO_ERRORS
-from kproxy.analysis.pieces import span_us
+from kproxy.analysis.questions.parties import NO_ERRORS
+from kproxy.analysis.questions.pieces import span_us
 from kproxy.views import units
 from kproxy.views.terminal import printable
 

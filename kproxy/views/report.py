@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import kproxy
-from kproxy.analysis.figures import Figure, Figures
-from kproxy.analysis.parties import NO_ERRORS
+from kproxy.analysis.questions.figures import Figure, Figures
+from kproxy.analysis.questions.parties import NO_ERRORS
 from kproxy.views import answers, drawing, findings, plots, report_page, summary, units, verdict
 
 LONGEST = 90  # characters of a name or a text in a list

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kproxy.addresses import numeric
-from kproxy.capture import content
-from kproxy.capture.flow import Flow
+from kproxy.capture.connections import content
+from kproxy.capture.connections.flow import Flow
 from kproxy.insight.knowledge import APIS, ONLY_FAILED
 from kproxy.metrics import Metrics
 from kproxy.metrics.columns import count
@@ -24,13 +24,13 @@ from kproxy.proxy.sockets.listeners import normal
 from kproxy.watch.clusters import MAX_ID, LiveClusters
 from kproxy.watch.copies import Twins
 from kproxy.watch.processes import End, Process, look
-from kproxy.wire.bulk import Bulk
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import CLIENT, SIDES, ClientNamed, Closed, Event, Exchange, Unanswered
-from kproxy.wire.kept import Kept
+from kproxy.wire.observing.kept import Kept
+from kproxy.wire.offline.bulk import Bulk
 
 if TYPE_CHECKING:
-    from kproxy.tables.recorder import Recorder
+    from kproxy.tables.live.recorder import Recorder
 
 LISTENER = "watch"  # the label `listener`
 UNKNOWN = "bootstrap"  # the label of brokers that no response has listed yet

@@ -12,10 +12,10 @@ from collections import OrderedDict
 import numpy as np
 
 from kproxy.capture.columns.mapped import Columns
-from kproxy.capture.flow import Flow
+from kproxy.capture.connections.flow import Flow
+from kproxy.capture.connections.reassembly import MASK
+from kproxy.capture.formats.records import Window
 from kproxy.capture.quality import SAME_STREAM_NS
-from kproxy.capture.reassembly import MASK
-from kproxy.capture.records import Window
 
 MAX_DIRECTIONS = 1 << 16
 MAX_TWINS = 1 << 16

@@ -23,8 +23,8 @@ import numpy as np
 
 from kproxy.capture.columns import inorder
 from kproxy.capture.columns.mapped import Columns
-from kproxy.capture.packets import RAW
-from kproxy.capture.records import SECOND, Window
+from kproxy.capture.dissection.packets import RAW
+from kproxy.capture.formats.records import SECOND, Window
 
 BLOCK_BYTES = 1 << 18  # larger than any packet, and small: a ring of few blocks is soon full of incomplete ones
 RETIRE_MS = 20  # time after which an incomplete block is handed over

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from kproxy import __version__
 from kproxy.admin import parameters
-from kproxy.capture.flow import Handlers
-from kproxy.capture.flows import Flows
+from kproxy.capture.connections.flow import Handlers
+from kproxy.capture.connections.flows import Flows
 from kproxy.capture.quality import KINDS, Quality
 from kproxy.errors import KproxyError, of_extras
 from kproxy.metrics import Metrics
-from kproxy.metrics.passive import PassiveCells
+from kproxy.metrics.counters.passive import PassiveCells
 from kproxy.metrics.summary import summarise
 from kproxy.proxy import log_lines
 from kproxy.proxy.cluster.destinations import Destinations
@@ -50,7 +50,7 @@ from kproxy.wire.bodies import BATCHES, DETAILS, ERRORS, Logs
 
 if TYPE_CHECKING:
     from kproxy.admin.server import Admin, Question
-    from kproxy.tables.recorder import Recorder
+    from kproxy.tables.live.recorder import Recorder
 
 IDLE_S = 20 * 60  # twice the time after which brokers close idle connections (connections.max.idle.ms)
 CONNECT_S = 130  # Linux aborts a connect after 127 s (net.ipv4.tcp_syn_retries)
@@ -198,7 +198,7 @@ class Watcher:
         if settings.record is None:
             return
         with of_extras(lambda missing: KproxyError(f"--record {missing}")):  # heavy, and optional
-            from kproxy.tables.recorder import Recorder
+            from kproxy.tables.live.recorder import Recorder
         self._recorder = Recorder(settings.record, {"detail": {settings.cluster: settings.detail}, "watch": True})
         self._recorder.start()
         self.metrics.recorder_dropped = self._recorder.dropped
@@ -268,8 +268,8 @@ class Watcher:
         from kproxy.admin.live import Live
         from kproxy.admin.page import load_page
         from kproxy.admin.server import Admin
-        from kproxy.metrics.collector import registry_of
-        from kproxy.metrics.exposition import render
+        from kproxy.metrics.scrape.collector import registry_of
+        from kproxy.metrics.scrape.exposition import render
 
         page = load_page()
         live = Live(self._gathered, self._live_state, with_history=page is not None)

@@ -10,9 +10,9 @@ from operator import attrgetter
 from typing import Any
 
 from kproxy.insight import registry
-from kproxy.insight.registry_groups import ConsumerGroups
+from kproxy.insight.membership.registry_groups import ConsumerGroups
 from kproxy.insight.rows import TABLES, RegistryRow, Row
-from kproxy.metrics.zookeeper import ZooKeeperCells
+from kproxy.metrics.counters.zookeeper import ZooKeeperCells
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.zookeeper.session import Event
 

@@ -10,9 +10,9 @@ from typing import Any
 from kproxy.errors import Malformed, ProtocolError
 from kproxy.protocol.apis import FETCH, SASL_HANDSHAKE
 from kproxy.wire import frames
-from kproxy.wire.authorizer import Later
 from kproxy.wire.bodies import BodyWalker, empty_rest
-from kproxy.wire.editing import Editing
+from kproxy.wire.decisions.authorizer import Later
+from kproxy.wire.decisions.editing import Editing
 from kproxy.wire.events import (
     BROKER,
     CLIENT,
@@ -24,7 +24,7 @@ from kproxy.wire.events import (
     Exchange,
 )
 from kproxy.wire.interest import HOLD, STREAM
-from kproxy.wire.keeping import begin_answer, keep_answer
+from kproxy.wire.observing.keeping import begin_answer, keep_answer
 from kproxy.wire.pairing import overtaken_by
 from kproxy.wire.reading import Piece, Reading
 from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN

@@ -9,8 +9,10 @@ from typing import Any
 
 from kproxy.errors import Malformed
 from kproxy.protocol.apis import PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from kproxy.wire import frames, sasl
+from kproxy.wire import frames
 from kproxy.wire.bodies import BodyWalker
+from kproxy.wire.decisions.holding import Holding
+from kproxy.wire.decisions.own_answers import unsupported_api_versions
 from kproxy.wire.events import (
     ANSWERED,
     CLIENT,
@@ -19,11 +21,10 @@ from kproxy.wire.events import (
     ClientNamed,
     Exchange,
 )
-from kproxy.wire.holding import Holding
 from kproxy.wire.interest import ANSWER, AUTHORIZE, REFUSE, ApiPlan
-from kproxy.wire.keeping import begin_request, end_request, keep_request
-from kproxy.wire.kept import MAX_SMALL
-from kproxy.wire.own_answers import unsupported_api_versions
+from kproxy.wire.login import sasl
+from kproxy.wire.observing.keeping import begin_request, end_request, keep_request
+from kproxy.wire.observing.kept import MAX_SMALL
 from kproxy.wire.reading import Piece, Reading
 from kproxy.wire.state import (
     FEW_NOTED,

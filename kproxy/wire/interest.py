@@ -33,7 +33,7 @@ from kproxy.protocol.apis import (
     TXN_OFFSET_COMMIT,
 )
 from kproxy.wire import bodies
-from kproxy.wire.kept import Kept
+from kproxy.wire.observing.kept import Kept
 
 # Handling of a response.
 PASS = 0  # forwarded as it arrives, only its header is read

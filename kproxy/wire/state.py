@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 
 from kproxy.errors import ProtocolError
 from kproxy.protocol.apis import PRODUCE
-from kproxy.wire import frames, sasl
-from kproxy.wire.authorizer import Answer, Authorizer
+from kproxy.wire import frames
 from kproxy.wire.bodies import BodyWalker, Edit, Found
+from kproxy.wire.decisions.authorizer import Answer, Authorizer
+from kproxy.wire.decisions.slow_work import NOTHING_SLOW, SlowSides
 from kproxy.wire.events import (
     ANSWERED,
     BROKER,
@@ -30,12 +31,12 @@ from kproxy.wire.events import (
     Unanswered,
 )
 from kproxy.wire.interest import ApiPlan, Interest
-from kproxy.wire.keeping import emitted
-from kproxy.wire.kept import FrameInParts
+from kproxy.wire.login import sasl
 from kproxy.wire.muting import Mutes
+from kproxy.wire.observing.keeping import emitted
+from kproxy.wire.observing.kept import FrameInParts
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.reading import Piece, Reading
-from kproxy.wire.slow_work import NOTHING_SLOW, SlowSides
 
 Transform = Callable[[Exchange, memoryview], bytes | None]
 Handler = Callable[[Any, Any, int], list[Piece]]

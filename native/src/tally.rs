@@ -92,7 +92,7 @@ struct Append {
     answered: i64,
 }
 
-/// The cells of the metrics (`kproxy/metrics/cells.py`) that a tally is flushed into.
+/// The cells of the metrics (`kproxy/metrics/counters/cells.py`) that a tally is flushed into.
 struct Cells {
     api: PyObject,          // ApiCells
     lists: [Py<PyList>; 5], // its request_size, response_size, duration, waits and excess_wait
@@ -276,7 +276,7 @@ pub struct Lane {
     pub max_part: usize,   // of one incomplete frame
     pub max_parts: usize,  // of all together; beyond it Python reads such frames
     own: [(PyObject, Py<PyList>); 3], // the cells of `inside` and `lag`
-    slow: PyObject,                   // kproxy/metrics/slow.py
+    slow: PyObject,                   // kproxy/metrics/counters/slow.py
     bounds: Bounds,
 }
 
@@ -374,7 +374,7 @@ impl Lane {
 
     /// Makes the counters of one (cluster, broker, API, version), which are flushed into an ApiCells and a BrokerCells.
     ///
-    /// produced: takes the records produced to a topic-partition since the last flush (metrics/produced.py); or None.
+    /// produced: takes the records produced to a topic-partition since the last flush (metrics/counters/produced.py); or None.
     fn tally(&self, api: Bound<'_, PyAny>, broker: Bound<'_, PyAny>, produced: PyObject) -> PyResult<Tally> {
         let list = |name: &str| -> PyResult<Py<PyList>> { api.getattr(name)?.extract() };
         let lists =

@@ -7,8 +7,8 @@ from kproxy.admin import live as asked_live
 from kproxy.metrics import Metrics, figures
 from kproxy.protocol.apis import HEARTBEAT
 from tests.admin.test_operator import asked, operated
+from tests.metrics.counters.test_slow import FETCH, MS, PRODUCE, exchange
 from tests.metrics.test_figures import connected
-from tests.metrics.test_slow import FETCH, MS, PRODUCE, exchange
 from tests.proxy.live import live as running
 from tests.proxy.live import request, response
 

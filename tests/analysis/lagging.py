@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from kproxy.capture.packets import ACK
+from kproxy.capture.dissection.packets import ACK
 from kproxy.protocol.apis import (
     DELETE_GROUPS,
     DELETE_TOPICS,

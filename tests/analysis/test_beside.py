@@ -4,7 +4,7 @@ import pytest
 
 from kproxy.analysis.beside import COMPARED, SHOWN, beside
 from kproxy.analysis.duck import Tables
-from kproxy.analysis.figures import TABLES, answered
+from kproxy.analysis.questions.figures import TABLES, answered
 from kproxy.convert.processes import convert
 from tests.analysis.findings.made import Made
 from tests.captures import capture

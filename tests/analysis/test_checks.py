@@ -2,8 +2,9 @@
 
 import pytest
 
-from kproxy.analysis import checks, parties
+from kproxy.analysis import checks
 from kproxy.analysis.jobs import JOBS
+from kproxy.analysis.questions import parties
 from kproxy.errors import KproxyError
 
 EXCHANGES = checks.names_of("exchanges")

@@ -13,12 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import kproxy.spark
-from kproxy.analysis import engine, sections
+from kproxy.analysis import engine
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import KINDS, PROBES, findings
 from kproxy.analysis.findings import TABLES as OF_FINDINGS
 from kproxy.analysis.jobs import JOBS
-from kproxy.analysis.pieces import ACCURACY
+from kproxy.analysis.questions import sections
+from kproxy.analysis.questions.pieces import ACCURACY
 from kproxy.convert.processes import convert
 from kproxy.tables import schema
 from tests.analysis.findings import made

@@ -10,8 +10,8 @@ from kproxy.analysis import engine, jobs
 from kproxy.analysis.duck import Tables, quoted, type_text
 from kproxy.analysis.findings import limits
 from kproxy.analysis.findings.failures import unanswered
-from kproxy.analysis.parts import CAUSES
-from kproxy.analysis.pieces import duration_of
+from kproxy.analysis.questions.parts import CAUSES
+from kproxy.analysis.questions.pieces import duration_of
 from kproxy.tables.schema import (
     BATCHES,
     CHANGES,

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from bench import offline
 from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import ANSWERED
-from tests.capture.test_flows import Seen
+from tests.capture.connections.test_flows import Seen
 
 
 def test_a_generated_capture_is_whole(tmp_path):

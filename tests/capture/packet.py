@@ -2,7 +2,7 @@
 
 from struct import pack, unpack_from
 
-from kproxy.capture.packets import ACK
+from kproxy.capture.dissection.packets import ACK
 
 CLIENT = (b"\x0a\0\0\1", 40000)
 BROKER = (b"\x0a\0\0\2", 9092)

@@ -1,6 +1,6 @@
 """A small synthetic capture, packet by packet, with everything that can happen to connections."""
 
-from kproxy.capture.packets import ACK, FIN, RST, SYN
+from kproxy.capture.dissection.packets import ACK, FIN, RST, SYN
 from kproxy.protocol import codec
 from tests.capture import packet
 

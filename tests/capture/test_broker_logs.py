@@ -18,7 +18,7 @@ from kproxy.tables.partitions import APIS, topic_id
 from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import ANSWERED, UNANSWERED
 from tests import captures
-from tests.capture.test_flows import Seen
+from tests.capture.connections.test_flows import Seen
 
 LINE = re.compile(r"b\d \S+ \S+ Completed request:(.*)")
 

@@ -1,7 +1,9 @@
 """The limits of a capture's reader are those in the docs."""
 
-from kproxy.capture import flows, keys, records, splits, storage
 from kproxy.capture.columns import mapped
+from kproxy.capture.connections import flows
+from kproxy.capture.dissection import keys
+from kproxy.capture.formats import records, splits, storage
 from tests.documented import missing, size
 
 

@@ -15,13 +15,13 @@ from struct import unpack
 import pytest
 
 from kproxy.capture.columns import mapped, pairs
-from kproxy.capture.packets import SYN
+from kproxy.capture.dissection.packets import SYN
 from kproxy.core import native
 from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import FAILED, NONE, REQUEST_NOT_SEEN
 from tests import captures
 from tests.capture import packet
-from tests.capture.test_flows import Seen
+from tests.capture.connections.test_flows import Seen
 
 RUNS = 3000
 PARTS = 4  # of the runs, each of which is a test

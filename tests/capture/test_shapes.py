@@ -16,7 +16,7 @@ import pytest
 from kproxy.convert.processes import convert
 from kproxy.tables.schema import TABLES
 from tests import captures
-from tests.capture.test_flows import SAME
+from tests.capture.connections.test_flows import SAME
 
 HERE = Path(__file__).parent
 BASE = "k41_BASE"

@@ -5,15 +5,15 @@ from dataclasses import astuple
 
 import pytest
 
-from kproxy.capture.content import KAFKA
-from kproxy.capture.flow import Handlers
-from kproxy.capture.flows import Flows
-from kproxy.capture.packets import ETHERNET
+from kproxy.capture.connections.content import KAFKA
+from kproxy.capture.connections.flow import Handlers
+from kproxy.capture.connections.flows import Flows
+from kproxy.capture.dissection.packets import ETHERNET
+from kproxy.capture.formats.records import Window
 from kproxy.capture.quality import Quality
-from kproxy.capture.records import Window
 from kproxy.wire.events import Exchange, Unanswered
 from tests.capture import story
-from tests.capture.test_flows import identity
+from tests.capture.connections.test_flows import identity
 
 
 class Read:

@@ -19,7 +19,7 @@ import pytest
 from kproxy.protocol.schema import api_name
 from kproxy.wire.events import ANSWERED, REQUEST_NOT_SEEN
 from tests import captures
-from tests.capture.test_flows import WHOLE, Seen
+from tests.capture.connections.test_flows import WHOLE, Seen
 
 PORTS = (9091, 9092, 9093, 9094, 9191, 9192, 9193)
 FIELDS = (

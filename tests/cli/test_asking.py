@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from kproxy.analysis import checks
 from kproxy.analysis.jobs import JOBS
-from kproxy.analysis.pieces import GROUPS
 from kproxy.analysis.question import Question
+from kproxy.analysis.questions.pieces import GROUPS
 from kproxy.cli import cli
 from kproxy.cli.asking import CONDITIONS
 

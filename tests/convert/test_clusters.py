@@ -11,7 +11,7 @@ from kproxy.convert.processes import convert
 from kproxy.protocol import codec
 from kproxy.protocol.apis import METADATA
 from tests.capture import packet
-from tests.capture.test_flows import Wire, answer, request
+from tests.capture.connections.test_flows import Wire, answer, request
 
 
 def metadata(number, brokers, cluster_id, *, topic="orders", version=2, client_id="me"):

@@ -6,7 +6,7 @@ import kproxy
 from kproxy.convert.frames import frames_of
 from kproxy.convert.job import Settings
 from kproxy.errors import KproxyError
-from kproxy.protocol import decode
+from kproxy.protocol.shown import decode
 from tests import captures
 
 

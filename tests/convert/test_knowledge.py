@@ -9,8 +9,9 @@ import zstandard
 from kproxy.convert import processes
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
-from kproxy.insight import groups, rows
+from kproxy.insight import rows
 from kproxy.insight.knowledge import APIS, ONLY_FAILED, Knowledge
+from kproxy.insight.membership import groups
 from kproxy.tables import schema
 from tests import captures
 from tests.insight.truth import CAPTURE, decoded_exchanges, generations

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.offline import KINDS, Connection, generate
-from kproxy.capture import flows, pcapng, splits
-from kproxy.capture.packets import ACK, FIN, RST, SYN
-from kproxy.capture.pcap import CLASSIC
+from kproxy.capture.connections import flows
+from kproxy.capture.dissection.packets import ACK, FIN, RST, SYN
+from kproxy.capture.formats import pcapng, splits
+from kproxy.capture.formats.pcap import CLASSIC
 from kproxy.convert import processes
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.parts import processes as parts

@@ -7,9 +7,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kproxy.capture import flows as capture_flows
-from kproxy.capture.captures import Capture
-from kproxy.capture.packets import ACK, SYN
+from kproxy.capture.connections import flows as capture_flows
+from kproxy.capture.dissection.packets import ACK, SYN
+from kproxy.capture.formats.captures import Capture
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import Settings, captures_of
 from kproxy.convert.reading import exchanges
@@ -19,9 +19,9 @@ from kproxy.tables.columns import ExchangeColumns
 from kproxy.tables.partitions import MAX_TIMESTAMP_MS, BatchColumns, PartitionColumns
 from kproxy.tables.records import chosen
 from kproxy.wire.bodies import BATCHES
-from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import ANSWERED, Exchange
 from kproxy.wire.interest import Interest
+from kproxy.wire.offline.captured import CapturedSession
 from kproxy.wire.session import Session
 from tests.capture import packet
 from tests.captures import capture, expected, one_by_one

@@ -50,7 +50,7 @@ OF_A_PROCESS = {"KproxyNotReady", "KproxyDown"}
 
 # Alerts that are not provoked here.
 UNPROVOKED = {
-    "KproxyCoordinatorMoved": "current brokers keep a group when its coordinator moves: tests/insight/test_groups.py",
+    "KproxyCoordinatorMoved": "a group survives a move of its coordinator: tests/insight/membership/test_groups.py",
 }
 
 # Queries without data here, and what they would need.

@@ -17,10 +17,10 @@ import uvloop
 from kproxy.demo import traffic
 from kproxy.demo.cluster import Cluster
 from kproxy.metrics import Metrics
-from kproxy.metrics.collector import registry_of
-from kproxy.metrics.exposition import render
-from kproxy.metrics.passive import PassiveCells
-from kproxy.metrics.zookeeper import ZooKeeperCells
+from kproxy.metrics.counters.passive import PassiveCells
+from kproxy.metrics.counters.zookeeper import ZooKeeperCells
+from kproxy.metrics.scrape.collector import registry_of
+from kproxy.metrics.scrape.exposition import render
 from kproxy.protocol import codec
 from kproxy.protocol.apis import API_VERSIONS, FETCH, JOIN_GROUP, OFFSET_COMMIT, PRODUCE, SYNC_GROUP
 from kproxy.protocol.records import Record, write_batch

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from kproxy.metrics.named import MAX_CLIENTS, MAX_TOPICS
+from kproxy.metrics.counters.named import MAX_CLIENTS, MAX_TOPICS
 from kproxy.proxy.config.flight import Flight
 from kproxy.proxy.config.settings import MAX_HELD_BYTES, MAX_REQUEST_BYTES
 from kproxy.proxy.sockets.descriptors import DEFAULT_CONNECTIONS

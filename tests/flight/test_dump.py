@@ -24,8 +24,8 @@ from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT, PRODUCE
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire.events import BROKER, CLIENT, ClientNamed
 from kproxy.wire.interest import Interest
+from kproxy.wire.observing.watched import watch
 from kproxy.wire.session import Session
-from kproxy.wire.watched import watch
 from tests.flight.test_frames import HOUR_NS, INFO, big, dialogue
 from tests.wire.playbook import request, response
 

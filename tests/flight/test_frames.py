@@ -12,8 +12,8 @@ from kproxy.protocol.apis import HEARTBEAT, PRODUCE
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
+from kproxy.wire.observing.watched import watch
 from kproxy.wire.session import Session
-from kproxy.wire.watched import watch
 from tests.wire.playbook import request, response
 
 INFO = ConnectionInfo("east", "live:east", "10.0.0.1", 40000, "10.0.0.2", 9092, 3, 1_700_000_000_000_000_000)

@@ -10,7 +10,7 @@ from kproxy.flight.cutting import Frame
 from kproxy.flight.redaction import allowance, written
 from kproxy.protocol import codec
 from kproxy.protocol.schema import schema
-from kproxy.protocol.secrets import SECRETS, redact
+from kproxy.protocol.shown.secrets import SECRETS, redact
 from kproxy.wire.events import BROKER, CLIENT
 from tests.flight.test_frames import INFO
 

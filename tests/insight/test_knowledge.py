@@ -5,13 +5,14 @@ from collections import Counter
 
 import pytest
 
-from kproxy.insight import groups
 from kproxy.insight.decoded import DecodedExchange, decode_exchange
 from kproxy.insight.knowledge import APIS, Knowledge
+from kproxy.insight.membership import groups
 from kproxy.insight.rows import TABLES, Assignment, GroupEvent, Leadership, Rebalance
 from kproxy.tables.knowledge import KnowledgeColumns
 from tests import captures
-from tests.insight import hostile, test_classic, test_epochs, test_leadership
+from tests.insight import hostile, test_leadership
+from tests.insight.membership import test_classic, test_epochs
 from tests.insight.truth import CAPTURE, decoded_exchanges, generations
 
 BROKERS = range(9091, 9094)

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from kproxy.insight.classic import ClassicGroup
-from kproxy.insight.embedded import CONNECT
-from kproxy.insight.epochs import EpochGroup
 from kproxy.insight.knowledge import Knowledge
+from kproxy.insight.membership.classic import ClassicGroup
+from kproxy.insight.membership.embedded import CONNECT
+from kproxy.insight.membership.epochs import EpochGroup
 from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row
 from tests.knowledge.exchanges import Told
 from tests.knowledge.truth import METADATA_LOG, Described, Generation, Run

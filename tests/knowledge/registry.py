@@ -14,8 +14,8 @@ from typing import Any
 from kproxy.analysis import jobs
 from kproxy.analysis.duck import Tables
 from kproxy.convert.processes import convert
+from kproxy.insight.membership.registry_groups import ConsumerGroups
 from kproxy.insight.registry import Ends, rows
-from kproxy.insight.registry_groups import ConsumerGroups
 from kproxy.insight.rows import GroupEvent, Rebalance, RegistryRow
 from kproxy.zookeeper.session import Session
 from tests.knowledge.judge import Difference

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from kproxy.metrics import Metrics
 from kproxy.metrics.columns import count
-from kproxy.wire.bulk import NULL, Bulk
 from kproxy.wire.events import ANSWERED, NONE, Exchange
 from kproxy.wire.interest import Interest
+from kproxy.wire.offline.bulk import NULL, Bulk
 from tests.metrics.test_metrics import info
 
 FETCH_12 = Interest().plan(1 << 16 | 12)

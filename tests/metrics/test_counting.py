@@ -7,7 +7,7 @@ from kproxy.protocol.apis import HEARTBEAT, METADATA
 from kproxy.wire.bodies import Found
 from kproxy.wire.events import Exchange
 from kproxy.wire.interest import Interest
-from kproxy.wire.kept import Kept
+from kproxy.wire.observing.kept import Kept
 from tests.metrics.test_metrics import PRODUCE, exchange, info
 
 

@@ -8,12 +8,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kproxy.errors import DIAL_CAUSES
 from kproxy.metrics import Metrics
-from kproxy.metrics.bounds import DURATION_NS, quantile
-from kproxy.metrics.collector import registry_of
-from kproxy.metrics.exposition import render
-from kproxy.metrics.known import DISCONNECT_CAUSES, FAULTS
-from kproxy.metrics.passive import ENDS, PassiveCells
-from kproxy.metrics.zookeeper import ZooKeeperCells
+from kproxy.metrics.counters.bounds import DURATION_NS, quantile
+from kproxy.metrics.counters.passive import ENDS, PassiveCells
+from kproxy.metrics.counters.zookeeper import ZooKeeperCells
+from kproxy.metrics.scrape.collector import registry_of
+from kproxy.metrics.scrape.exposition import render
+from kproxy.metrics.scrape.known import DISCONNECT_CAUSES, FAULTS
 from kproxy.protocol.apis import HEARTBEAT
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kproxy.metrics import Metrics, figures
-from kproxy.metrics.bounds import PROXY_NS
-from kproxy.metrics.collector import registry_of
-from kproxy.metrics.groups import InsightCells
-from kproxy.metrics.lag import Lag
-from kproxy.metrics.named import Topics
+from kproxy.metrics.consumers.lag import Lag
+from kproxy.metrics.counters.bounds import PROXY_NS
+from kproxy.metrics.counters.groups import InsightCells
+from kproxy.metrics.counters.named import Topics
+from kproxy.metrics.scrape.collector import registry_of
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.interest import Interest
-from tests.metrics.test_slow import FETCH, MS, PRODUCE, START, exchange
+from tests.metrics.counters.test_slow import FETCH, MS, PRODUCE, START, exchange
 
 SECOND = 10**9
 NUMBERS = st.integers(0, 3)

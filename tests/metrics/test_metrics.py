@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from kproxy.errors import DIAL_CAUSES
-from kproxy.metrics import Metrics, bounds
-from kproxy.metrics.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
-from kproxy.metrics.collector import registry_of
-from kproxy.metrics.exposition import render
-from kproxy.metrics.groups import InsightCells
-from kproxy.metrics.tls import CLIENT_RESULTS, TlsSide
-from kproxy.metrics.upstream import ClusterState
+from kproxy.metrics import Metrics
+from kproxy.metrics.counters import bounds
+from kproxy.metrics.counters.cells import UNKNOWN_APIS, UNKNOWN_ERRORS
+from kproxy.metrics.counters.groups import InsightCells
+from kproxy.metrics.counters.tls import CLIENT_RESULTS, TlsSide
+from kproxy.metrics.counters.upstream import ClusterState
+from kproxy.metrics.scrape.collector import registry_of
+from kproxy.metrics.scrape.exposition import render
 from kproxy.wire.bodies import BLANK, Found, Sums
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import (

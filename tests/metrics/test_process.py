@@ -5,11 +5,11 @@ from pathlib import Path
 
 from kproxy.errors import DIAL_CAUSES
 from kproxy.metrics import Metrics
-from kproxy.metrics.groups import InsightCells
-from kproxy.metrics.passive import PassiveCells
-from kproxy.metrics.tls import CLIENT_RESULTS, TlsSide
-from kproxy.metrics.upstream import ClusterState
-from kproxy.metrics.zookeeper import ZooKeeperCells
+from kproxy.metrics.counters.groups import InsightCells
+from kproxy.metrics.counters.passive import PassiveCells
+from kproxy.metrics.counters.tls import CLIENT_RESULTS, TlsSide
+from kproxy.metrics.counters.upstream import ClusterState
+from kproxy.metrics.counters.zookeeper import ZooKeeperCells
 from tests.metrics.test_metrics import busy_metrics, info, scrape
 
 EXPECTED = Path(__file__).with_name("process.csv")

@@ -2,8 +2,8 @@
 
 from bisect import bisect_left
 
-from kproxy.metrics.bounds import DURATION_NS
-from kproxy.metrics.cells import ApiCells
+from kproxy.metrics.counters.bounds import DURATION_NS
+from kproxy.metrics.counters.cells import ApiCells
 from kproxy.metrics.summary import Totals, summarise
 from tests.metrics.test_metrics import busy_metrics, scrape
 

@@ -15,8 +15,8 @@ from kproxy.errors import Malformed, ProtocolError, Unsupported
 from kproxy.protocol import codec
 from kproxy.protocol.codec import TAG_SIZE, is_noted, paths_of
 from kproxy.protocol.primitives import read_uvarint
-from kproxy.protocol.render import render
 from kproxy.protocol.schema import address_path, schema
+from kproxy.protocol.shown.render import render
 from tests.each import each
 from tests.protocol.messages import Layout, bodies, layouts, leaves, vectors
 

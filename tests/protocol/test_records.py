@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from kproxy.errors import Malformed, Unsupported
 from kproxy.protocol import compression
 from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
-from kproxy.protocol.decode import records_as_json
 from kproxy.protocol.records import (
     HEADER_BYTES,
     Checksum,
@@ -26,6 +25,7 @@ from kproxy.protocol.records import (
     write_batch,
     write_message_set,
 )
+from kproxy.protocol.shown.decode import records_as_json
 from tests.each import each
 
 DATA = Path(__file__).parent.parent / "data"

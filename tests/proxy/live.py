@@ -17,7 +17,7 @@ from typing import Any
 
 import uvloop
 
-from kproxy.metrics.cells import ClusterCells
+from kproxy.metrics.counters.cells import ClusterCells
 from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.config.load import load
 from kproxy.proxy.config.tls import ClientTls, UpstreamTls

@@ -9,11 +9,11 @@ from weakref import WeakSet
 import pyarrow as pa
 import pytest
 
-from kproxy.capture.storage import name_of
+from kproxy.capture.formats.storage import name_of
 from kproxy.convert.job import Settings, captures_of
 from kproxy.errors import KproxyError
-from kproxy.spark import pieces
 from kproxy.spark.catalogue import Catalogue
+from kproxy.spark.tasks import pieces
 from tests.captures import capture
 
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from kproxy.capture import splits
-from kproxy.capture.storage import Storage
+from kproxy.capture.formats import splits
+from kproxy.capture.formats.storage import Storage
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError

@@ -15,17 +15,19 @@ from pyspark.sql import functions as F
 
 import kproxy.spark
 from bench.offline import KINDS, generate
-from kproxy.capture import flows, splits
-from kproxy.capture.keys import hash_of, pair_of
-from kproxy.capture.packets import ACK, FIN, SYN
-from kproxy.capture.storage import Storage
+from kproxy.capture.connections import flows
+from kproxy.capture.dissection.keys import hash_of, pair_of
+from kproxy.capture.dissection.packets import ACK, FIN, SYN
+from kproxy.capture.formats import splits
+from kproxy.capture.formats.storage import Storage
 from kproxy.convert.job import Settings
 from kproxy.convert.parts import reader
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.protocol import codec
-from kproxy.spark import pipeline, places
+from kproxy.spark import pipeline
 from kproxy.spark.target import LOG, STAGE, Target
+from kproxy.spark.tasks import places
 from kproxy.tables import schema
 from kproxy.tables.records import chosen
 from tests.capture import packet

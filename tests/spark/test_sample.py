@@ -2,7 +2,7 @@
 
 import pyarrow.parquet as pq
 
-from kproxy.capture import splits
+from kproxy.capture.formats import splits
 from kproxy.convert.processes import convert
 from kproxy.spark import sample
 

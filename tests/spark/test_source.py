@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from kproxy.capture import splits
+from kproxy.capture.formats import splits
 from kproxy.convert.processes import convert
 from kproxy.errors import CaptureError, KproxyError
 from kproxy.spark.source import CaptureReader, FolderReader, _Settings

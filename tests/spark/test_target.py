@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kproxy.spark
-from kproxy.capture import splits
+from kproxy.capture.formats import splits
 from kproxy.convert.job import Settings
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError

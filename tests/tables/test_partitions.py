@@ -6,10 +6,10 @@ from kproxy.protocol import codec
 from kproxy.tables.partitions import MAX_NAME, BatchColumns, PartitionColumns, topic_id
 from kproxy.tables.schema import BATCHES, PARTITIONS
 from kproxy.wire.bodies import CHECKED as DETAIL
-from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.interest import Interest
+from kproxy.wire.offline.captured import CapturedSession
 
 INFO = ConnectionInfo("default", "a.pcap", "10.0.0.1", 40000, "10.0.0.2", 9092, None, 1)
 START = 1_700_000_000_000_000_000

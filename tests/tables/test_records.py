@@ -20,10 +20,10 @@ from kproxy.tables import records
 from kproxy.tables.records import Chosen, RecordColumns, chosen
 from kproxy.tables.schema import RECORDS
 from kproxy.wire import bodies
-from kproxy.wire.captured import CapturedSession
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.interest import Interest
+from kproxy.wire.offline.captured import CapturedSession
 from tests import captures
 
 INFO = ConnectionInfo("default", "a.pcap", "10.0.0.1", 40000, "10.0.0.2", 9092, None, 1)

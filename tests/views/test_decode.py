@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 from kproxy.cli import cli
-from kproxy.protocol import decode
 from kproxy.protocol.codec import encode_data, encode_request, encode_response
 from kproxy.protocol.records import Record, write_batch, write_message_set
+from kproxy.protocol.shown import decode
 from kproxy.views import decode as decode_view
 
 with gzip.open(Path(__file__).parents[1] / "data" / "vectors-dev.jsonl.gz", "rt", encoding="utf-8") as lines:

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from click.testing import CliRunner
 
-from kproxy.capture.packets import ACK, FIN, RST, SYN
+from kproxy.capture.dissection.packets import ACK, FIN, RST, SYN
 from kproxy.capture.quality import Quality
 from kproxy.cli import cli
 from kproxy.convert.job import Settings, Summary, captures_of
@@ -19,7 +19,7 @@ from kproxy.views import answers, units
 from kproxy.views.summary import NOTHING_READ, lacking, show, verdict
 from tests import captures
 from tests.capture import packet
-from tests.capture.test_flows import Wire
+from tests.capture.connections.test_flows import Wire
 from tests.wire.playbook import request, response
 
 

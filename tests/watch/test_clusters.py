@@ -6,9 +6,9 @@ from collections import Counter
 import pyarrow.parquet as pq
 import pytest
 
-from kproxy.capture.captures import Capture
+from kproxy.capture.formats.captures import Capture
 from kproxy.capture.quality import Quality
-from kproxy.metrics.collector import registry_of
+from kproxy.metrics.scrape.collector import registry_of
 from kproxy.proxy.config.addresses import Address
 from kproxy.watch.clusters import MAX_CLUSTERS
 from kproxy.watch.watcher import Settings, Watcher

@@ -4,11 +4,11 @@ import numpy as np
 
 from kproxy.capture.columns import inorder
 from kproxy.capture.columns.mapped import Columns
-from kproxy.capture.flow import Flow
-from kproxy.capture.packets import RAW
+from kproxy.capture.connections.flow import Flow
+from kproxy.capture.connections.reassembly import Budget
+from kproxy.capture.dissection.packets import RAW
+from kproxy.capture.formats.records import Window
 from kproxy.capture.quality import SAME_STREAM_NS, Quality
-from kproxy.capture.reassembly import Budget
-from kproxy.capture.records import Window
 from kproxy.watch import copies
 from kproxy.watch.copies import SILENT_NS, OneInterface, Twins
 from tests.capture import packet

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from kproxy.capture.packets import RAW, Dissector
+from kproxy.capture.dissection.packets import RAW, Dissector
 from kproxy.capture.quality import Quality
 from kproxy.watch.filters import program
 from kproxy.watch.ring import BLOCK_BYTES, Ring

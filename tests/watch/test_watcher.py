@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kproxy
-from kproxy.capture.packets import SYN
+from kproxy.capture.dissection.packets import SYN
 from kproxy.convert import job
 from kproxy.convert.processes import convert
 from kproxy.insight.knowledge import APIS, Knowledge
@@ -175,7 +175,7 @@ def test_its_tables_equal_those_of_a_capture(seen, tmp_path):
 # Sends the packets of a capture unchanged, with pauses so that the receiver keeps up.
 REPLAY = """
 import socket, sys, time
-from kproxy.capture.captures import Capture
+from kproxy.capture.formats.captures import Capture
 from kproxy.capture.quality import Quality
 sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
 sock.bind((sys.argv[1], 0))

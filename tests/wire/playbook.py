@@ -9,9 +9,9 @@ from itertools import pairwise
 from typing import Any
 
 from kproxy.protocol import codec
-from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT, Desync, Event, Exchange, Unanswered
 from kproxy.wire.interest import Interest
+from kproxy.wire.offline.captured import CapturedSession
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.session import Session
 from kproxy.wire.state import Piece

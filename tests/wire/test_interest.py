@@ -22,7 +22,7 @@ from kproxy.wire.interest import (
     HeldBudget,
     Interest,
 )
-from kproxy.wire.kept import Kept
+from kproxy.wire.observing.kept import Kept
 from tests.wire.playbook import foreign_request, response
 
 SECOND = 10**9

@@ -11,15 +11,15 @@ from kproxy.protocol.apis import API_VERSIONS, HEARTBEAT, METADATA, PRODUCE, SAS
 from kproxy.protocol.records import Record, write_message_set
 from kproxy.protocol.schema import schema
 from kproxy.wire.bodies import TOPICS
-from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.interest import ApiPlan, HeldBudget, Interest
 from kproxy.wire.lending import First, first_fields, forget_notes, give_back, lend, passes, topic_of
+from kproxy.wire.offline.captured import CapturedSession
 from kproxy.wire.session import Session
 from kproxy.wire.state import FEW_NAMED, FEW_NOTED, NAMED_BYTES
 from tests.protocol.messages import vectors
+from tests.wire.decisions.test_authorizer import Scripted
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
-from tests.wire.test_authorizer import Scripted
 from tests.wire.test_state import TINY
 
 

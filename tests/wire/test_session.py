@@ -16,7 +16,6 @@ from kproxy.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE, SHARE_A
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire import frames
 from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS, Found
-from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import (
     ANSWERED,
     ANSWERED_BY_PROXY,
@@ -32,6 +31,7 @@ from kproxy.wire.events import (
     Unanswered,
 )
 from kproxy.wire.interest import Interest
+from kproxy.wire.offline.captured import CapturedSession
 from kproxy.wire.session import Session
 from kproxy.wire.state import MAX_NAMED
 from tests.wire.playbook import MS, Dialogue, foreign_request, request, response, sized

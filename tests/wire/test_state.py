@@ -17,15 +17,16 @@ from kproxy.protocol.records import Record, write_batch
 from kproxy.protocol.schema import schema
 from kproxy.proxy.cluster.broker_ports import MAX_BROKERS
 from kproxy.proxy.filters.rewrite import rewrite_addresses
-from kproxy.wire import frames, sasl
-from kproxy.wire.authorizer import MAX_HELD_REQUEST
+from kproxy.wire import frames
 from kproxy.wire.bodies import BATCHES, ERRORS, SUMS, TOPICS, BodyWalker, body_reader
 from kproxy.wire.broker_side import MAX_HEAD
 from kproxy.wire.client_side import MAX_PREFIX, MAX_USUAL_PREFIX
+from kproxy.wire.decisions.authorizer import MAX_HELD_REQUEST
 from kproxy.wire.events import BROKER, CLIENT, Desync, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
+from kproxy.wire.login import sasl
+from kproxy.wire.login.raw_sasl import MAX_TOKENS
 from kproxy.wire.pairing import LIMIT
-from kproxy.wire.raw_sasl import MAX_TOKENS
 from kproxy.wire.session import Session
 from kproxy.wire.state import (
     FRAMES_PER_CALL,
@@ -38,8 +39,8 @@ from kproxy.wire.state import (
     named_count,
     said_bytes,
 )
+from tests.wire.decisions.test_authorizer import Scripted
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
-from tests.wire.test_authorizer import Scripted
 
 HANDSHAKE = 17
 UNKNOWN_API = 20_000

@@ -1,19 +1,9 @@
 """The limits of a session match the docs."""
 
-from kproxy.wire import (
-    authorizer,
-    broker_side,
-    client_side,
-    frames,
-    interest,
-    kept,
-    own_answers,
-    own_requests,
-    pairing,
-    raw_sasl,
-    sasl,
-    state,
-)
+from kproxy.wire import broker_side, client_side, frames, interest, pairing, state
+from kproxy.wire.decisions import authorizer, own_answers, own_requests
+from kproxy.wire.login import raw_sasl, sasl
+from kproxy.wire.observing import kept
 from tests.documented import missing, size
 
 

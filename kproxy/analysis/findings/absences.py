@@ -14,7 +14,7 @@ from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import Finding, Probe, Tables, broker_name, found
 from kproxy.analysis.findings.outages import DOUBT_NS
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS
+from kproxy.analysis.questions.pieces import CONNECTED, FAILED_CONNECT, GROUPS
 
 _AT_FIRST_NS = 2_000_000_000  # clients that miss a broker connect again after reconnect.backoff.max.ms (1 s)
 _FIRST_METADATA_NS = 10_000_000_000  # until then a broker without an answer may have been there before

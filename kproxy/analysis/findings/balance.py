@@ -6,12 +6,12 @@ Refuses to know engines, and how findings look.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kproxy.analysis import topics
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.failures import moments, timed
 from kproxy.analysis.findings.finding import WARNING, Finding, Probe, Tables, broker_name, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import ALL_BYTES, GROUPS, KNOWN_BROKERS, MS, TOPIC, keyed, of_clients, percentiles
+from kproxy.analysis.questions import topics
+from kproxy.analysis.questions.pieces import ALL_BYTES, GROUPS, KNOWN_BROKERS, MS, TOPIC, keyed, of_clients, percentiles
 
 
 class Hot(NamedTuple):

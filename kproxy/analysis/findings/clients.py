@@ -9,8 +9,8 @@ from typing import NamedTuple
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.parties import served_by
-from kproxy.analysis.pieces import CONNECTED, GROUPS, SOFTWARE, SPOKE, of_clients
+from kproxy.analysis.questions.parties import served_by
+from kproxy.analysis.questions.pieces import CONNECTED, GROUPS, SOFTWARE, SPOKE, of_clients
 from kproxy.protocol.schema import schema, served_versions
 from kproxy.wording import few
 

@@ -7,7 +7,7 @@ if it was made with `--record-values all`. Refuses to know findings.
 import zlib
 
 from kproxy.analysis.engine import Frame, ask, rows
-from kproxy.analysis.pieces import literal
+from kproxy.analysis.questions.pieces import literal
 
 SAMPLE = 5000
 MAX_BYTES = 1_000_000

@@ -13,7 +13,15 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import NOTE, Finding, Probe, Tables, found_between
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import CONNECTED, FAILED_CONNECT, GROUPS, KNOWN_BROKERS, NOT_DELIVERED, SPOKE, keyed
+from kproxy.analysis.questions.pieces import (
+    CONNECTED,
+    FAILED_CONNECT,
+    GROUPS,
+    KNOWN_BROKERS,
+    NOT_DELIVERED,
+    SPOKE,
+    keyed,
+)
 
 _USUAL_PORTS = 9092, 9099  # range of ports in Kafka's documentation and images
 

@@ -13,7 +13,7 @@ from kproxy.analysis.lags import TABLES as OF_LAG
 from kproxy.analysis.lags import group_lag_while_active
 from kproxy.analysis.lags.brought import ONCE, brought
 from kproxy.analysis.lags.brought import TABLES as OF_FETCHES
-from kproxy.analysis.pieces import (
+from kproxy.analysis.questions.pieces import (
     GROUPS,
     STEP,
     STEP_TIMES,

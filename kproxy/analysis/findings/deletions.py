@@ -8,7 +8,7 @@ from kproxy.analysis.findings.failures import REFUSED
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, KEYS, literal, of_clients
+from kproxy.analysis.questions.pieces import GROUPS, KEYS, literal, of_clients
 
 _NEAR_NS = 5_000_000_000  # metadata.max.age.ms aside, clients that are refused learn of a deletion at once
 

@@ -12,7 +12,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import Finding, Moment, Probe, Tables, at, broker_name, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import (
+from kproxy.analysis.questions.pieces import (
     GROUPS,
     KEYS,
     TOPIC,

@@ -13,7 +13,7 @@ from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import Finding, Probe, Tables, found
 from kproxy.analysis.findings.silences import FETCHES, TOGETHER_NS, UNDELAYED, kept_waiting
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, KEYS, KNOWN_BROKERS, TOPIC, keyed, literal, ns, of_clients
+from kproxy.analysis.questions.pieces import GROUPS, KEYS, KNOWN_BROKERS, TOPIC, keyed, literal, ns, of_clients
 
 _EACH = "cluster, broker_key"
 

@@ -15,7 +15,7 @@ from kproxy.analysis.findings.failures import REFUSED, RETRIED
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import Finding, Probe, Tables, at, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC, literal
+from kproxy.analysis.questions.pieces import GROUPS, KEYS, TOPIC, literal
 
 FAILED_MOST = 5000  # failed attempts in a partition: each is compared with the partition's other batches
 RETRIED_US = 120_000_000  # delivery.timeout.ms: a client may send a batch again for so long

@@ -10,7 +10,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import CRITICAL, NOTE, WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import ACCURACY, QUIET_S, STEP, STEP_TIMES, stretches
+from kproxy.analysis.questions.pieces import ACCURACY, QUIET_S, STEP, STEP_TIMES, stretches
 
 _CHANGES = {  # advice by the cause of most rebalances
     "session_expired": "Members are taken for dead: raise session.timeout.ms (45 s since Kafka 3.0), and look for "

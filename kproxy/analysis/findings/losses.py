@@ -13,7 +13,7 @@ from typing import NamedTuple
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.finding import CRITICAL, Finding, Probe, Tables, at, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC
+from kproxy.analysis.questions.pieces import GROUPS, KEYS, TOPIC
 
 NEW_LOG_S = 3600  # longer than any election; a topic that was deleted unseen is created again, most often, later
 MOST_RANGES = 5  # of offsets that are named

@@ -10,7 +10,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, clean, found, found_between
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import CONNECTED, GROUPS, KNOWN_BROKERS, keyed
+from kproxy.analysis.questions.pieces import CONNECTED, GROUPS, KNOWN_BROKERS, keyed
 
 UNREAD = 10  # a consumer that reads slowly delays the answers behind: few, as clients have few requests in flight
 MTU_CHANGE = (

@@ -16,10 +16,10 @@ from kproxy.analysis.findings.causes import folded
 from kproxy.analysis.findings.finding import CRITICAL, NOTE, WARNING, Finding, found, ranked
 from kproxy.analysis.findings.of_metrics_failures import Failed, counted_failures, found_since, gained, gained_each
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.parties import served_by
-from kproxy.analysis.pieces import MS
-from kproxy.metrics.bounds import DURATION_NS, PROXY_NS, cell, quantile
-from kproxy.metrics.cells import BrokerCells, ClusterCells
+from kproxy.analysis.questions.parties import served_by
+from kproxy.analysis.questions.pieces import MS
+from kproxy.metrics.counters.bounds import DURATION_NS, PROXY_NS, cell, quantile
+from kproxy.metrics.counters.cells import BrokerCells, ClusterCells
 from kproxy.metrics.process import Metrics
 from kproxy.protocol.schema import schema
 

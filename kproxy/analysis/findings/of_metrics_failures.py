@@ -12,8 +12,8 @@ from kproxy.analysis.findings import failures
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import LONG_POLLS
-from kproxy.metrics.cells import ClusterCells
+from kproxy.analysis.questions.pieces import LONG_POLLS
+from kproxy.metrics.counters.cells import ClusterCells
 from kproxy.protocol.error_codes import error_name
 
 Counts = dict[str, int]

@@ -8,12 +8,12 @@ engines, and how findings look.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from kproxy.analysis import knowledge
 from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tables, at, broker_name, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import (
+from kproxy.analysis.questions import knowledge
+from kproxy.analysis.questions.pieces import (
     CONNECTED,
     CONNECTION,
     FAILED_CONNECT,

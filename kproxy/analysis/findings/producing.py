@@ -12,7 +12,7 @@ from kproxy.analysis.findings.finding import NOTE, WARNING, Finding, Probe, Tabl
 from kproxy.analysis.findings.kinds import outcome
 from kproxy.analysis.findings.losses import SHARED
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, TOPIC, literal, missed_answers
+from kproxy.analysis.questions.pieces import GROUPS, TOPIC, literal, missed_answers
 
 _SAME_CONNECTION = "{0}.source = {1}.source and {0}.connection = {1}.connection"
 # Failures after which the broker may have appended the batch, so that a retry appends it again.

@@ -11,7 +11,7 @@ from kproxy.analysis.engine import Frame, ask
 from kproxy.analysis.findings.failures import REFUSED
 from kproxy.analysis.findings.finding import WARNING, Finding, Probe, Tables, clean, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import KEYS, literal
+from kproxy.analysis.questions.pieces import KEYS, literal
 
 _ALONE = (
     "The only replica is the leader: give the topic a replication factor of 3 (kafka-reassign-partitions), and "

@@ -14,7 +14,7 @@ from kproxy.analysis.findings.failures import REPLICATED
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import Finding, Probe, Tables, broker_name, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, KNOWN_BROKERS, keyed, literal, ns, of_clients
+from kproxy.analysis.questions.pieces import GROUPS, KNOWN_BROKERS, keyed, literal, ns, of_clients
 
 _STEP_NS = 100_000_000  # answers are counted in steps of this: a silence is between two steps
 _ACTIVE_NS = 10_000_000_000  # brokers that answered this long before the silence count as silent ones

@@ -14,7 +14,7 @@ from kproxy.analysis.findings.failures import RETRIED
 from kproxy.analysis.findings.felt import severity
 from kproxy.analysis.findings.finding import Finding, Probe, Tables, found
 from kproxy.analysis.findings.thresholds import Limits
-from kproxy.analysis.pieces import GROUPS, KEYS, literal, of_clients
+from kproxy.analysis.questions.pieces import GROUPS, KEYS, literal, of_clients
 
 ACTIVE_US = 10_000_000  # clients that wrote this long before the standstill count among the producers
 _ASKED_MIN = 5  # Metadata requests on each connection, one a second or more, of a client that waits for a leader

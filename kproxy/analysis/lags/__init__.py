@@ -1,7 +1,7 @@
 """Questions about consumer lag: the lag of clients by their fetches, and the lag of groups by their commits.
 
 Lag is the difference of two offsets: the end of a log (`ends`) and a group's committed offset in it (`committed`). The
-rules are those of the live model (`kproxy.metrics.offsets`): an unknown lag is not zero.
+rules are those of the live model (`kproxy.metrics.consumers.offsets`): an unknown lag is not zero.
 """
 
 from kproxy.analysis.lags.clients import lag

@@ -11,7 +11,7 @@ Steps of a question over TABLES. Refuses to know clients and groups.
 
 from kproxy.analysis.lags.ends import LOG, OF, TOLD_ENDS, lives, same, turns
 from kproxy.analysis.lags.followers import answered, same_row
-from kproxy.analysis.pieces import FETCHED, KEYS, TOPIC, name
+from kproxy.analysis.questions.pieces import FETCHED, KEYS, TOPIC, name
 
 TABLES = ("partitions", "exchanges", "changes", "topology")  # tables that the steps read
 ONCE = ("turns", "answered")  # for `engine.ask`

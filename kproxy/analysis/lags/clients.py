@@ -10,7 +10,7 @@ from kproxy.analysis.lags.brought import ONCE, brought
 from kproxy.analysis.lags.ends import same
 from kproxy.analysis.lags.followers import NO_LEADER
 from kproxy.analysis.lags.groups import group_lag
-from kproxy.analysis.pieces import TOPIC, at_last, bucket, of_exchanges
+from kproxy.analysis.questions.pieces import TOPIC, at_last, bucket, of_exchanges
 
 
 def lag(

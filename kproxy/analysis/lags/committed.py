@@ -14,7 +14,7 @@ the ends of logs.
 from collections.abc import Sequence
 
 from kproxy.analysis.lags.ends import OF
-from kproxy.analysis.pieces import EXCHANGE_NAMES, KEYS, TOPIC, name, of_exchanges
+from kproxy.analysis.questions.pieces import EXCHANGE_NAMES, KEYS, TOPIC, name, of_exchanges
 
 COMMITTING = ("OffsetCommit", "TxnOffsetCommit")
 COMMITS = "api in ('OffsetCommit', 'TxnOffsetCommit')"

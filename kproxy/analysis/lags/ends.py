@@ -7,8 +7,8 @@ or created again, or the leader's log truncated. Steps of a question over `parti
 Refuses to know groups.
 """
 
-from kproxy.analysis.pieces import GROUPS, KEYS, TOPIC
-from kproxy.metrics.log_end import FENCED_NS
+from kproxy.analysis.questions.pieces import GROUPS, KEYS, TOPIC
+from kproxy.metrics.consumers.log_end import FENCED_NS
 
 LOG = ("cluster", "topic", "`partition`")
 OF = ", ".join(LOG)

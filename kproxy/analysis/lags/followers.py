@@ -8,7 +8,7 @@ Steps of a question over `partitions`, `exchanges` and `topology`. Refuses to kn
 """
 
 from kproxy.analysis.lags.ends import OF, same
-from kproxy.analysis.pieces import KEYS, TOPIC
+from kproxy.analysis.questions.pieces import KEYS, TOPIC
 
 # Reason for an unknown lag of a fetch or a group.
 NO_LEADER = "a follower answered, and no answer of the leader showed the end of the log"

@@ -10,7 +10,7 @@ from kproxy.analysis.lags.committed import PLACE, places, since
 from kproxy.analysis.lags.ends import FAR, LOG, OF, TOLD_ENDS, lives, same, turns
 from kproxy.analysis.lags.followers import NO_LEADER, answered
 from kproxy.analysis.lags.unseen import unseen
-from kproxy.analysis.pieces import (
+from kproxy.analysis.questions.pieces import (
     EXCHANGE_NAMES,
     FETCHED,
     GROUPS,

@@ -18,8 +18,8 @@ from struct import Struct
 import numpy as np
 
 from kproxy.capture.columns.segments import Segments
-from kproxy.capture.packets import ETHERNET, FIN, RAW, RST, SAME_PACKET_NS, SLL, SLL2, SYN
-from kproxy.capture.reassembly import HALF, MASK
+from kproxy.capture.connections.reassembly import HALF, MASK
+from kproxy.capture.dissection.packets import ETHERNET, FIN, RAW, RST, SAME_PACKET_NS, SLL, SLL2, SYN
 
 FEWEST = 64  # packets worth columns
 HEAD = 96  # bytes read of each packet: the maximum, with SLL2, IPv6 and TCP's timestamp

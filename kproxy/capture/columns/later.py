@@ -18,9 +18,9 @@ import numpy as np
 from kproxy.capture.columns import inorder
 from kproxy.capture.columns.pairs import PairReader
 from kproxy.capture.columns.segments import Part, Segments
-from kproxy.capture.flow import Flow
-from kproxy.capture.receivers import Kafka
-from kproxy.wire.bulk import Bulk
+from kproxy.capture.connections.flow import Flow
+from kproxy.capture.connections.receivers import Kafka
+from kproxy.wire.offline.bulk import Bulk
 
 
 @dataclass(slots=True)

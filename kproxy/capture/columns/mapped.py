@@ -22,10 +22,10 @@ from typing import overload
 import numpy as np
 
 from kproxy.capture.columns import inorder
-from kproxy.capture.files import Bytes
-from kproxy.capture.pcap import DAY_S, HEADER_BYTES, Classic
+from kproxy.capture.formats.files import Bytes
+from kproxy.capture.formats.pcap import DAY_S, HEADER_BYTES, Classic
+from kproxy.capture.formats.records import SECOND, Record, Window, most_captured
 from kproxy.capture.quality import NONE, Quality
-from kproxy.capture.records import SECOND, Record, Window, most_captured
 
 HEAD = 16 + inorder.HEAD  # bytes of a record that identify it
 PEEK = 3 * HEAD  # bytes read at once: an acknowledgement, and the head of the next record

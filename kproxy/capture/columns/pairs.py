@@ -24,9 +24,9 @@ from kproxy.protocol.apis import FETCH
 from kproxy.protocol.plans import uuid_of
 from kproxy.protocol.records import V2, BatchHeader
 from kproxy.wire.bodies import ERRORS, Logs
-from kproxy.wire.bulk import Bodies, Bulk
 from kproxy.wire.events import BROKER, CLIENT, NONE, Exchange
 from kproxy.wire.interest import ApiPlan
+from kproxy.wire.offline.bulk import Bodies, Bulk
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.state import Usual
 

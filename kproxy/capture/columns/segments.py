@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kproxy.wire.captured import CapturedSession
+from kproxy.wire.offline.captured import CapturedSession
 from kproxy.wire.state import Usual
 
 Place = tuple[int, int]  # a segment, and the offset in it

@@ -17,6 +17,6 @@
 - conflicting: a connection whose readers disagree; one reader reads all of it. Unsplittable: a capture that one reader
   must read.
 
-`processes.py` runs readers on one machine, `kproxy.spark.places` as tasks of Spark. `places.py` records the offsets of
-packets, `clocks.py` counts packets whose time goes back.
+`processes.py` runs readers on one machine, `kproxy.spark.tasks.places` as tasks of Spark. `places.py` records the
+offsets of packets, `clocks.py` counts packets whose time goes back.
 """

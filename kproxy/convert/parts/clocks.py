@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kproxy.capture import splits
-from kproxy.capture.copies import times_of
+from kproxy.capture.dissection.copies import times_of
+from kproxy.capture.formats import splits
+from kproxy.capture.formats.records import Window
 from kproxy.capture.quality import NONE, Quality
-from kproxy.capture.records import Window
 from kproxy.convert.parts.places import index_at, part_of
 from kproxy.convert.parts.reader import Part
 

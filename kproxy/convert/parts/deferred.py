@@ -19,9 +19,9 @@ import numpy as np
 
 from kproxy.capture.columns import mapped
 from kproxy.capture.columns.mapped import Columns
-from kproxy.capture.keys import Pair
+from kproxy.capture.dissection.keys import Pair
+from kproxy.capture.formats.records import Record, Window
 from kproxy.capture.quality import Quality
-from kproxy.capture.records import Record, Window
 from kproxy.convert.job import Job
 from kproxy.convert.parts.joining import Correction, Joiner
 from kproxy.convert.parts.reader import Add, Conflicting, Excerpt, Unsplittable

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kproxy.capture.flow import Flow
-from kproxy.capture.flows import Flows
+from kproxy.capture.connections.flow import Flow
+from kproxy.capture.connections.flows import Flows
 from kproxy.convert.parts.handover import Handover, Offsets
 from kproxy.convert.parts.places import WARM
 from kproxy.convert.parts.reader import Conflicting, Excerpt, Unsplittable, begun_by, firsts_of, is_again, let_go

@@ -11,11 +11,11 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from kproxy.capture.columns.mapped import Columns
-from kproxy.capture.keys import Pair, pair_of
-from kproxy.capture.packets import Dissector
+from kproxy.capture.dissection.keys import Pair, pair_of
+from kproxy.capture.dissection.packets import Dissector
+from kproxy.capture.dissection.uncut import Lengths
+from kproxy.capture.formats.records import Window
 from kproxy.capture.quality import Quality
-from kproxy.capture.records import Window
-from kproxy.capture.uncut import Lengths
 
 PLACE = np.dtype(
     [("offset", "<i8"), ("time_ns", "<i8"), ("link", "<i4"), ("captured", "<i4"), ("original", "<i4")]

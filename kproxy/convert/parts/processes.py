@@ -18,11 +18,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from kproxy.capture import splits
-from kproxy.capture.keys import Pair
+from kproxy.capture.dissection.keys import Pair
+from kproxy.capture.dissection.uncut import Lengths
+from kproxy.capture.formats import splits
+from kproxy.capture.formats.storage import is_remote
 from kproxy.capture.quality import Quality
-from kproxy.capture.storage import is_remote
-from kproxy.capture.uncut import Lengths
 from kproxy.convert.job import Job
 from kproxy.convert.parts import clocks, reader
 from kproxy.convert.parts.clocks import Times

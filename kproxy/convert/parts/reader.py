@@ -22,16 +22,16 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from kproxy.capture import splits
 from kproxy.capture.columns.inorder import AT_ONCE_NS
-from kproxy.capture.content import TLS
-from kproxy.capture.flow import Flow
-from kproxy.capture.flows import ALL, NEW, NOBODY, Flows
-from kproxy.capture.keys import Pair, pair_of
+from kproxy.capture.connections.content import TLS
+from kproxy.capture.connections.flow import Flow
+from kproxy.capture.connections.flows import ALL, NEW, NOBODY, Flows
+from kproxy.capture.connections.reassembly import MASK, PATIENCE
+from kproxy.capture.dissection.keys import Pair, pair_of
+from kproxy.capture.formats import splits
+from kproxy.capture.formats.records import Window
+from kproxy.capture.formats.splits import Split
 from kproxy.capture.quality import NONE, Quality
-from kproxy.capture.reassembly import MASK, PATIENCE
-from kproxy.capture.records import Window
-from kproxy.capture.splits import Split
 from kproxy.convert.job import Job
 from kproxy.convert.parts.handover import Handover, Offsets
 from kproxy.convert.parts.places import MAIN, WARM, Packets, index_at, part_of

@@ -27,8 +27,8 @@ from kproxy.proxy.sockets.streams import receive_exactly, send_all
 from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.request import ask
 from kproxy.wire import frames
+from kproxy.wire.decisions.own_answers import unsupported_api_versions
 from kproxy.wire.interest import HeldBudget
-from kproxy.wire.own_answers import unsupported_api_versions
 
 VERSIONS_S = 30.0
 MAX_REMEMBERED = 256

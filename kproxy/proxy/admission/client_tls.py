@@ -12,7 +12,7 @@ from collections.abc import Callable
 from time import monotonic_ns, time
 
 from kproxy.errors import Malformed, RefusedClient
-from kproxy.metrics.tls import TlsSide
+from kproxy.metrics.counters.tls import TlsSide
 from kproxy.proxy.config.tls import ClientTls
 from kproxy.proxy.log_limiter import LogLimiter
 from kproxy.proxy.relay.ends import Incoming

@@ -2,8 +2,8 @@
 
 Clients that retry without end, or a scanner, cannot fill the log: the line of a minute has how many failed, by kind and
 by address. A minute without a failure ends the series with one more line, and the next failure is a first one again.
-Bounded: kinds are few (`metrics/tls.py`); MAX_ADDRESSES addresses or networks are counted, others together. Refuses to
-know TLS.
+Bounded: kinds are few (`metrics/counters/tls.py`); MAX_ADDRESSES addresses or networks are counted, others together.
+Refuses to know TLS.
 """
 
 import asyncio

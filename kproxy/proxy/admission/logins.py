@@ -13,7 +13,7 @@ from functools import partial
 
 from kproxy.addresses import numeric
 from kproxy.errors import LOGIN_CAUSES, ConfigError, UpstreamError, of_extras
-from kproxy.metrics.cells import ClusterCells
+from kproxy.metrics.counters.cells import ClusterCells
 from kproxy.proxy.admission.failed_logins import FailedLogins
 from kproxy.proxy.admission.renewals import Renewals
 from kproxy.proxy.config import files

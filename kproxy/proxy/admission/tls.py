@@ -6,8 +6,8 @@ Refuses to know the files' content, and how a handshake works.
 import asyncio
 from collections.abc import Callable
 
-from kproxy.metrics.cells import ClusterCells
-from kproxy.metrics.tls import BROKER_RESULTS, CLIENT_RESULTS, TlsSide
+from kproxy.metrics.counters.cells import ClusterCells
+from kproxy.metrics.counters.tls import BROKER_RESULTS, CLIENT_RESULTS, TlsSide
 from kproxy.proxy.admission.client_tls import ClientHandshakes
 from kproxy.proxy.cluster.routing import ServerNames
 from kproxy.proxy.config.settings import Cluster

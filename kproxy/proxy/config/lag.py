@@ -1,13 +1,14 @@
 """Settings of consumer lag: `[cluster.lag]`.
 
-Refuses to know how lag is computed (`metrics/offsets.py`, `metrics/lag.py`), and how brokers are asked.
+Refuses to know how lag is computed (`metrics/consumers/offsets.py`, `metrics/consumers/lag.py`), and how brokers are
+asked.
 """
 
 from typing import Annotated
 
 from pydantic import Field
 
-from kproxy.metrics.lag import PARTITION_SERIES
+from kproxy.metrics.consumers.lag import PARTITION_SERIES
 from kproxy.proxy.config.model import Frozen
 
 

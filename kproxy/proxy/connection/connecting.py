@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from kproxy.errors import RefusedClient, UpstreamError
-from kproxy.metrics.upstream import UpstreamCells
+from kproxy.metrics.counters.upstream import UpstreamCells
 from kproxy.proxy.admission.admission import Admission, Ticket, Welcome
 from kproxy.proxy.admission.failed_handshakes import FailedHandshakes, is_failed_handshake
 from kproxy.proxy.admission.failed_logins import CERTIFICATE, FailedLogins, is_failed_login
 from kproxy.proxy.admission.logins import Logins
-from kproxy.proxy.cluster.topic_naming import TopicNaming
+from kproxy.proxy.cluster.questions.topic_naming import TopicNaming
 from kproxy.proxy.cluster.topology import Topology
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster

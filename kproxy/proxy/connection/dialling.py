@@ -3,7 +3,7 @@
 from time import monotonic_ns
 
 from kproxy.errors import UpstreamError
-from kproxy.metrics.upstream import UpstreamCells
+from kproxy.metrics.counters.upstream import UpstreamCells
 from kproxy.proxy.cluster.topology import Topology
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.connection.labels import broker_label

@@ -30,7 +30,7 @@ from kproxy.proxy.relay.ends import Admitted
 from kproxy.proxy.tasks import Tasks
 from kproxy.wire.bodies import DETAILS, Logs
 from kproxy.wire.interest import Interest
-from kproxy.wire.kept import Kept
+from kproxy.wire.observing.kept import Kept
 
 Wants = Callable[[int, int], bool]  # (api key, version) -> whether such requests are authorized
 

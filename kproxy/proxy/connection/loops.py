@@ -8,9 +8,9 @@ import asyncio
 import logging
 
 from kproxy.errors import UpstreamError
-from kproxy.metrics.upstream import UpstreamCells
+from kproxy.metrics.counters.upstream import UpstreamCells
 from kproxy.proxy.cluster import transparent
-from kproxy.proxy.cluster.question import probe
+from kproxy.proxy.cluster.questions.question import probe
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.connection.worker import Worker
 from kproxy.proxy.log_limiter import LogLimiter

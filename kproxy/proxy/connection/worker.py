@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 
 from kproxy.metrics import Metrics
-from kproxy.proxy.cluster.lag_questions import LagSource, OwnLags
+from kproxy.proxy.cluster.questions.lag_questions import LagSource, OwnLags
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.connection.ageing import Ageing
 from kproxy.proxy.filters.feed import Feed

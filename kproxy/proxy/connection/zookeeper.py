@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from kproxy.errors import ConfigError, UpstreamError
 from kproxy.insight import registry
-from kproxy.insight.registry_groups import ConsumerGroups
+from kproxy.insight.membership.registry_groups import ConsumerGroups
 from kproxy.insight.rows import TABLES as TABLE_OF
 from kproxy.insight.rows import Row
-from kproxy.metrics.zookeeper import ZooKeeperCells
+from kproxy.metrics.counters.zookeeper import ZooKeeperCells
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.zookeeper import ZooKeeper
 from kproxy.proxy.connection.worker import Worker

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from kproxy.protocol.codec import Slices
-from kproxy.wire.authorizer import Answer, Authorizer, Close, Decision, Hold, Later
+from kproxy.wire.decisions.authorizer import Answer, Authorizer, Close, Decision, Hold, Later
 from kproxy.wire.events import Event, Exchange
 from kproxy.wire.state import Transform
 
@@ -24,7 +24,7 @@ class Filter:
 
     __slots__ = ()
 
-    # --- requests: `wire/authorizer.py` has the contract -----------------------------------------------------------
+    # --- requests: `wire/decisions/authorizer.py` has the contract -------------------------------------------------
 
     def at_header(self, exchange: Exchange) -> Hold | Close | Answer | None:
         """Decide a request whose body may not have arrived; HOLD: decide it when it is complete; None: not mine."""

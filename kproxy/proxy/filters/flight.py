@@ -24,8 +24,8 @@ from kproxy.proxy.config.flight import SEVERITIES, TRIGGERS, Flight
 from kproxy.proxy.tasks import Tasks
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Closed, Event
+from kproxy.wire.observing.watched import watch
 from kproxy.wire.session import Session
-from kproxy.wire.watched import watch
 
 if TYPE_CHECKING:
     from kproxy.flight.headers import Trigger

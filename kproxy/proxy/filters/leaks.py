@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterable
 from struct import Struct
 
-from kproxy.metrics.cells import ClusterCells
+from kproxy.metrics.counters.cells import ClusterCells
 from kproxy.protocol.primitives import write_uvarint
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Cluster

@@ -24,7 +24,7 @@ from kproxy.proxy.filters.chain import Filter
 from kproxy.proxy.sasl.checks import Check, Checks, Known, LoginRefusedError, TokenCheck
 from kproxy.proxy.sasl.clients import MAX_FRAME, Session
 from kproxy.proxy.sasl.tokens import UnknownKeyError
-from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, Later, answered
+from kproxy.wire.decisions.authorizer import HOLD, Answer, Close, Decision, Hold, Later, answered
 from kproxy.wire.events import Exchange
 
 LOGIN_APIS = (SASL_HANDSHAKE, SASL_AUTHENTICATE)

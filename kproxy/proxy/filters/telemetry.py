@@ -12,7 +12,7 @@ Bounds, per cluster and process: MAX_INSTANCES clients are remembered for the in
 client of a connection can have series of its own, from its first push on; `max_push_bytes` of a push, before and after
 its decompression; BYTES_PER_S of all pushes, MAX_BURST_BYTES at once, and MAX_WAITING_BYTES that are queued. Pushes
 beyond these are answered with THROTTLING_QUOTA_EXCEEDED, after which clients wait for their next interval. Raises
-nothing on a client's bytes. Uses no sockets; `kproxy.metrics.telemetry` interprets the metrics.
+nothing on a client's bytes. Uses no sockets; `kproxy.metrics.pushed.telemetry` interprets the metrics.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from typing import Any, Final
 from uuid import UUID, uuid4
 
 from kproxy.errors import Malformed, ProtocolError, TooLarge
-from kproxy.metrics.named import MAX_LABEL
-from kproxy.metrics.telemetry import LIFE_INTERVALS, Answers, Pushes, parse
+from kproxy.metrics.counters.named import MAX_LABEL
+from kproxy.metrics.pushed.telemetry import LIFE_INTERVALS, Answers, Pushes, parse
 from kproxy.protocol import codec
 from kproxy.protocol.codec import Body
 from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, decompress
-from kproxy.protocol.render import uuid_text
 from kproxy.protocol.schema import schema
+from kproxy.protocol.shown.render import uuid_text
 from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.filters.chain import Filter
 from kproxy.proxy.filters.rewrite import add_offers
 from kproxy.proxy.log_limiter import LogLimiter
-from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, answered
+from kproxy.wire.decisions.authorizer import HOLD, Answer, Close, Decision, Hold, answered
 from kproxy.wire.events import Exchange
 
 API_VERSIONS: Final = 18

@@ -5,7 +5,7 @@ Connections without a trace have no cost. The session of a traced connection get
 counted. Bytes of a side without frames (a SASL token without a header, bytes that are not Kafka) are left out and
 only counted. Frames are decoded later, on a thread, when the trace is read.
 
-Never shown: fields that `protocol/secrets.py` lists, records (only their number and size are), fields outside the
+Never shown: fields that `protocol/shown/secrets.py` lists, records (only their number and size are), fields outside the
 schema, and bytes after a body, since these may be secrets. Of a frame that does not decode, or of an unknown API, only
 the size is shown.
 
@@ -24,16 +24,16 @@ from kproxy.addresses import numeric
 from kproxy.errors import ProtocolError
 from kproxy.flight.cutting import Cutter
 from kproxy.flight.frames import Chunk, Watch
-from kproxy.protocol import decode
 from kproxy.protocol.apis import API_VERSIONS
 from kproxy.protocol.compression import codec_name
 from kproxy.protocol.records import iterate_headers
 from kproxy.protocol.schema import Field, api_name
-from kproxy.protocol.secrets import CONTENT
+from kproxy.protocol.shown import decode
+from kproxy.protocol.shown.secrets import CONTENT
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.relay.relay import Relay
 from kproxy.wire.events import CLIENT, SIDES
-from kproxy.wire.watched import unwatch, watch
+from kproxy.wire.observing.watched import unwatch, watch
 
 MAX_TRACES = 4
 MAX_CONNECTIONS = 64

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from kproxy.admin import connections
 from kproxy.admin import server as admin
-from kproxy.metrics import lag, marks, named, offsets
+from kproxy.metrics.consumers import lag, marks, offsets
+from kproxy.metrics.counters import named
 from kproxy.proxy.admission import authentication, limits
 from kproxy.proxy.config.settings import MAX_HELD_BYTES
 from kproxy.proxy.connection import zookeeper
@@ -31,9 +32,9 @@ from kproxy.proxy.sasl.clients import MAX_FRAME as MAX_LOGIN_FRAME
 from kproxy.proxy.sockets import proxy_header
 from kproxy.proxy.tls import handshakes
 from kproxy.wire.client_side import MAX_PREFIX
+from kproxy.wire.decisions.own_answers import MAX_OWN_BYTES
 from kproxy.wire.interest import MAX_NOTED_TOGETHER
-from kproxy.wire.kept import MAX_TOGETHER
-from kproxy.wire.own_answers import MAX_OWN_BYTES
+from kproxy.wire.observing.kept import MAX_TOGETHER
 from kproxy.wire.state import NOTE_STEP, NOTED_LEAST
 from kproxy.zookeeper.session import FREE_PENDING, MAX_PENDING, OPERATION_BYTES
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from kproxy.metrics.lag import UNCONFIRMED_NS
+from kproxy.metrics.consumers.lag import UNCONFIRMED_NS
 from kproxy.proxy.config.policy import PRINCIPAL_TYPE, Rule, default_of
 from kproxy.proxy.config.settings import Cluster, Config
 from kproxy.proxy.filters.policy.globs import Patterns

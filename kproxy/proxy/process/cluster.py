@@ -12,8 +12,8 @@ import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 
 from kproxy.errors import DIAL_CAUSES, LOGIN_CAUSES, ConfigError, UpstreamError
-from kproxy.metrics.folding import fold_broker
-from kproxy.metrics.upstream import ClusterState
+from kproxy.metrics.counters.upstream import ClusterState
+from kproxy.metrics.scrape.folding import fold_broker
 from kproxy.proxy.admission.admission import Admission, Welcome
 from kproxy.proxy.admission.authentication import Authentication, BrokerVersions
 from kproxy.proxy.admission.logins import Logins
@@ -23,9 +23,9 @@ from kproxy.proxy.cluster import transparent
 from kproxy.proxy.cluster.bootstrap import BootstrapAddresses
 from kproxy.proxy.cluster.broker_ports import BrokerPorts
 from kproxy.proxy.cluster.discovery import Brokers, Discovery
-from kproxy.proxy.cluster.lag_questions import LagQuestions
 from kproxy.proxy.cluster.port_assignment import Held
-from kproxy.proxy.cluster.question import ask_brokers
+from kproxy.proxy.cluster.questions.lag_questions import LagQuestions
+from kproxy.proxy.cluster.questions.question import ask_brokers
 from kproxy.proxy.cluster.routing import Routes, ServerNames
 from kproxy.proxy.cluster.sidecar import find_broker_here
 from kproxy.proxy.cluster.topology import Topology

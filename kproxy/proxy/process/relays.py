@@ -34,7 +34,7 @@ from kproxy.wire.connection import Sink
 
 if TYPE_CHECKING:
     from kproxy.proxy.connection.zookeeper import ZooKeeperProxy
-    from kproxy.tables.recorder import Recorder
+    from kproxy.tables.live.recorder import Recorder
 
 _ROWS_PER_SLICE = 50  # about 3 us per row
 _MAKING_S = 0.02
@@ -283,8 +283,8 @@ class Relays:
 
 def _started_recorder(config: Config, number: int | None, *, beside: bool) -> "Recorder":
     with of_extras(lambda missing: ConfigError([("record", missing)])):  # heavy, and optional
-        from kproxy.tables.recorder import Recorder
-        from kproxy.tables.retention import Retention
+        from kproxy.tables.live.recorder import Recorder
+        from kproxy.tables.live.retention import Retention
     assert config.record is not None
     detail = {cluster.name: cluster.detail for cluster in config.clusters}
     age_s = config.record_keep_h * 3600 if config.record_keep_h is not None else None

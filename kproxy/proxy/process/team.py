@@ -108,8 +108,8 @@ class Alone:
         return self._metrics
 
     def renders(self) -> Render:
-        from kproxy.metrics.collector import registry_of
-        from kproxy.metrics.exposition import render
+        from kproxy.metrics.scrape.collector import registry_of
+        from kproxy.metrics.scrape.exposition import render
 
         registry = registry_of(self._metrics)
         return lambda accept: render(registry, accept)

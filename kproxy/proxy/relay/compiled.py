@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from kproxy.metrics.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES
+from kproxy.metrics.counters.bounds import DURATION_NS, EXCESS_WAIT_NS, PROXY_NS, QUEUE_NS, SIZE_BYTES
 from kproxy.metrics.counting import ConnectionMetrics
 from kproxy.metrics.process import Metrics
 from kproxy.protocol.programs import collecting, plain_response

@@ -1,4 +1,4 @@
-"""The order of work that sessions do in slices (`wire/slow_work.py`), for all connections of a loop.
+"""The order of work that sessions do in slices (`wire/decisions/slow_work.py`), for all connections of a loop.
 
 The slices of two lanes alternate; each lane does one piece of work at a time, in order of arrival. All work begins in
 the first lane. After FIRST_STEPS slices, unfinished work drops its partial result and begins again in the second lane,
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from kproxy.proxy.relay.readings import Readings
-from kproxy.wire.slow_work import SlowWork
+from kproxy.wire.decisions.slow_work import SlowWork
 
 FIRST_STEPS = 48  # about 15 ms
 

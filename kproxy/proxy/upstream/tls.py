@@ -11,7 +11,7 @@ from time import monotonic_ns
 
 from kproxy.addresses import numeric
 from kproxy.errors import UpstreamError
-from kproxy.metrics.tls import TlsSide
+from kproxy.metrics.counters.tls import TlsSide
 from kproxy.proxy.config.tls import UpstreamTls
 from kproxy.proxy.relay.ends import Outgoing
 from kproxy.proxy.tls.handshakes import Handshakes

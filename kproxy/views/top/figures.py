@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from kproxy.metrics.bounds import quantile
+from kproxy.metrics.counters.bounds import quantile
 
 WINDOW_S = 10.0
 MAX_ANSWERS = 64

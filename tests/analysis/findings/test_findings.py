@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
-from kproxy.analysis import knowledge, sections
 from kproxy.analysis.duck import Tables
 from kproxy.analysis.findings import KINDS, PROBES, TABLES, THRESHOLDS, Finding, consuming, failures, findings, limits
 from kproxy.analysis.findings.thresholds import read
+from kproxy.analysis.questions import knowledge, sections
 from kproxy.analysis.verdict import verdict
 from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError

@@ -10,10 +10,10 @@ from kproxy.analysis.findings import failures, limits, of_metrics, of_metrics_fa
 from kproxy.analysis.findings.following import Following
 from kproxy.analysis.findings.thresholds import THRESHOLDS
 from kproxy.metrics import Metrics
-from kproxy.metrics.bounds import DURATION_NS, PROXY_NS
-from kproxy.metrics.groups import InsightCells
-from kproxy.metrics.passive import PassiveCells
-from kproxy.metrics.tls import BROKER_RESULTS, CLIENT_RESULTS, TlsSide
+from kproxy.metrics.counters.bounds import DURATION_NS, PROXY_NS
+from kproxy.metrics.counters.groups import InsightCells
+from kproxy.metrics.counters.passive import PassiveCells
+from kproxy.metrics.counters.tls import BROKER_RESULTS, CLIENT_RESULTS, TlsSide
 from kproxy.views.findings import sentence
 from kproxy.wire.bodies import Found, Sums
 from kproxy.wire.interest import ApiPlan

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from bench.offline import KINDS as BENCH
 from bench.offline import generate
-from kproxy.capture import flows, packets, pcap, pcapng
 from kproxy.capture.columns import inorder, mapped, pairs
 from kproxy.capture.columns.inorder import AT_ONCE_NS
-from kproxy.capture.packets import ACK, FIN, RST, SAME_PACKET_NS, SYN
+from kproxy.capture.connections import flows
+from kproxy.capture.dissection import packets
+from kproxy.capture.dissection.packets import ACK, FIN, RST, SAME_PACKET_NS, SYN
+from kproxy.capture.formats import pcap, pcapng
 from kproxy.capture.quality import Quality
 from kproxy.convert.job import OF_FLOWS, Job
 from kproxy.convert.rows import Rows
@@ -21,8 +23,8 @@ from kproxy.protocol import codec, records
 from kproxy.wire import bodies
 from tests import captures
 from tests.capture import packet
+from tests.capture.connections.test_flows import Wire
 from tests.capture.dialogues import Share, frames, stretches
-from tests.capture.test_flows import Wire
 from tests.native import reads_by_core
 
 pytestmark = reads_by_core

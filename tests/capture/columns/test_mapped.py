@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kproxy.capture.captures import windows_of
 from kproxy.capture.columns import mapped
-from kproxy.capture.files import Bytes
+from kproxy.capture.formats.captures import windows_of
+from kproxy.capture.formats.files import Bytes
 from kproxy.capture.quality import Quality
 from tests.capture import packet
 

@@ -20,10 +20,10 @@ from kproxy.capture.columns.segments import Part, Segments
 from kproxy.protocol.apis import API_VERSIONS, FETCH, HEARTBEAT, PRODUCE
 from kproxy.protocol.records import Record, write_batch
 from kproxy.wire import bodies
-from kproxy.wire.captured import CapturedSession
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import Interest
-from kproxy.wire.kept import Kept
+from kproxy.wire.observing.kept import Kept
+from kproxy.wire.offline.captured import CapturedSession
 from kproxy.wire.pairing import LIMIT
 from kproxy.wire.state import Usual
 from tests import captures

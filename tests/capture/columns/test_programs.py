@@ -17,7 +17,7 @@ from kproxy.protocol.apis import LIST_OFFSETS
 from kproxy.protocol.records import Record, write_batch, write_message_set
 from kproxy.protocol.schema import Field
 from kproxy.wire import bodies
-from kproxy.wire.bulk import NULL
+from kproxy.wire.offline.bulk import NULL
 from tests import captures
 from tests.capture.dialogues import Share
 from tests.native import reads_by_core

@@ -15,7 +15,7 @@ import pytest
 from bench.offline import KINDS, generate
 from tests import captures
 from tests.capture import packet
-from tests.capture.test_flows import WHOLE, Seen
+from tests.capture.connections.test_flows import WHOLE, Seen
 from tests.native import reads_by_core
 
 pytestmark = reads_by_core

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from kproxy.capture import packets, pcap, pcapng
 from kproxy.capture.columns import mapped, pairs
+from kproxy.capture.dissection import packets
+from kproxy.capture.formats import pcap, pcapng
 from tests.capture import packet, story
 from tests.capture.columns.test_inorder import NEVER, results
 from tests.native import reads_by_core

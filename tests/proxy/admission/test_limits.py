@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kproxy.metrics.known import LIMITS as KNOWN
+from kproxy.metrics.scrape.known import LIMITS as KNOWN
 from kproxy.proxy.admission import limits as module
 from kproxy.proxy.admission.limits import MAX_ADDRESSES, Bucket, ConnectionLimits
 from kproxy.proxy.config.limits import Limits

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kproxy.errors import ConfigError
-from kproxy.metrics.cells import ClusterCells
+from kproxy.metrics.counters.cells import ClusterCells
 from kproxy.protocol import codec
 from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.admission import authentication, failed_logins, renewals

@@ -13,7 +13,8 @@ from uuid import UUID
 import pytest
 
 from kproxy.protocol.apis import API_VERSIONS, METADATA
-from kproxy.proxy.cluster import discovery, question
+from kproxy.proxy.cluster import discovery
+from kproxy.proxy.cluster.questions import question
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream import conversation
 from tests.proxy.live import HOST, Broker, Wire, free_ports, kproxy, live, request, response

@@ -8,7 +8,7 @@ from kproxy.errors import Malformed
 from kproxy.protocol import codec
 from kproxy.protocol.apis import HEARTBEAT, METADATA
 from kproxy.proxy.filters.chain import Chain, Filter
-from kproxy.wire.authorizer import HOLD, MAX_HELD_REQUEST, Answer, Close, Decision, Later, Replace, answered
+from kproxy.wire.decisions.authorizer import HOLD, MAX_HELD_REQUEST, Answer, Close, Decision, Later, Replace, answered
 from kproxy.wire.events import ANSWERED, ANSWERED_BY_PROXY, BROKER, CLIENT, Event, Exchange
 from kproxy.wire.interest import HeldBudget, Interest
 from tests.wire.playbook import Dialogue, request, response

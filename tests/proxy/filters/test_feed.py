@@ -11,7 +11,7 @@ from kproxy.proxy.filters import feed
 from kproxy.proxy.filters.feed import Feed, KeptExchange, Unpacker, Whose, packed
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.interest import Interest
-from kproxy.wire.kept import Kept
+from kproxy.wire.observing.kept import Kept
 from tests.wire.playbook import Dialogue, request, response
 
 JOIN = 11

@@ -7,8 +7,8 @@ from uuid import UUID
 import pytest
 
 from kproxy.metrics import Metrics
-from kproxy.metrics import telemetry as of_pushes
-from kproxy.metrics.pushed_pieces import PIECE_BYTES
+from kproxy.metrics.pushed import telemetry as of_pushes
+from kproxy.metrics.pushed.pushed_pieces import PIECE_BYTES
 from kproxy.protocol import codec
 from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.protocol.compression import GZIP, LZ4, NONE, SNAPPY, ZSTD, compress
@@ -16,7 +16,7 @@ from kproxy.proxy.config.telemetry import Telemetry
 from kproxy.proxy.filters import telemetry
 from kproxy.proxy.filters.chain import Chain, Filter
 from kproxy.proxy.filters.telemetry import ERRORS_OF, MAX_WAITING_BYTES, AnswerTelemetry, Receiver, wants
-from kproxy.wire.authorizer import Close, Hold
+from kproxy.wire.decisions.authorizer import Close, Hold
 from kproxy.wire.events import ANSWERED_BY_PROXY, BROKER, CLIENT
 from kproxy.wire.interest import Interest
 from tests.pushed import counter, gauge, pushed

@@ -13,7 +13,7 @@ from kproxy.protocol.apis import DESCRIBE_GROUPS, HEARTBEAT, PRODUCE
 from kproxy.proxy.config.policy import Rule
 from kproxy.proxy.process.accounts import ACCOUNTS, held, table
 from kproxy.proxy.relay import pressure
-from kproxy.wire.own_answers import MAX_OWN_BYTES
+from kproxy.wire.decisions.own_answers import MAX_OWN_BYTES
 from kproxy.wire.pairing import LIMIT
 from tests.project import ROOT
 from tests.proxy.live import Live, Wire, kproxy, live
@@ -25,13 +25,13 @@ SECRETS = [f"secret-{number}".ljust(30_000, "x") for number in range(300)]
 ELSEWHERE = {
     "parts": ("tests.proxy.relay.test_compiled",),
     "slow_work": ("tests.proxy.relay.test_slow_lanes", "tests.proxy.filters.policy.test_authorizer"),
-    "frames": ("tests.wire.test_kept", "tests.proxy.filters.test_feed"),
+    "frames": ("tests.wire.observing.test_kept", "tests.proxy.filters.test_feed"),
     "logins": ("tests.proxy.admission.test_logins",),
     "headers": ("tests.proxy.sockets.test_proxy_header",),
     "policy": ("tests.proxy.filters.policy.test_authorizer", "tests.proxy.filters.policy.test_globs"),
     "audit": ("tests.proxy.filters.policy.test_audit", "tests.proxy.test_log_lines"),
     "telemetry": ("tests.proxy.filters.test_telemetry",),
-    "metrics": ("tests.metrics.test_named", "tests.metrics.test_lag"),
+    "metrics": ("tests.metrics.counters.test_named", "tests.metrics.consumers.test_lag"),
     "zookeeper": ("tests.proxy.relay.test_zookeeper",),
     "addresses": ("tests.proxy.admission.test_limits",),
     "admin": ("tests.admin.test_server",),

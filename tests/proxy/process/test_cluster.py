@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kproxy.errors import ConfigError
-from kproxy.metrics.collector import registry_of
-from kproxy.metrics.upstream import ClusterState
+from kproxy.metrics.counters.upstream import ClusterState
+from kproxy.metrics.scrape.collector import registry_of
 from kproxy.protocol import codec
 from kproxy.protocol.apis import API_VERSIONS, METADATA
 from kproxy.proxy.cluster import broker_ports

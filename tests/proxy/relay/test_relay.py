@@ -22,7 +22,7 @@ from kproxy.protocol.apis import FETCH, HEARTBEAT, PRODUCE, SASL_HANDSHAKE
 from kproxy.proxy.relay import in_flight, relay
 from kproxy.proxy.sockets import listeners
 from kproxy.proxy.sockets.sockets import READ_BYTES
-from kproxy.tables.recorder import Recorder
+from kproxy.tables.live.recorder import Recorder
 from kproxy.wire import pairing
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import Exchange, Unanswered

@@ -11,8 +11,8 @@ from kproxy.proxy.process.accounts import held
 from kproxy.proxy.relay import readings
 from kproxy.proxy.relay.readings import Readings
 from kproxy.proxy.relay.slow_lanes import FIRST_STEPS, SlowLanes
+from kproxy.wire.decisions.slow_work import SlowWork
 from kproxy.wire.events import Exchange
-from kproxy.wire.slow_work import SlowWork
 from kproxy.wire.state import UNSEEN
 from tests.proxy.live import kproxy, live
 from tests.wire.playbook import request, response

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 
 from kproxy.errors import UpstreamError
-from kproxy.proxy.cluster.question import ask_brokers
+from kproxy.proxy.cluster.questions.question import ask_brokers
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.dial import Dialler

@@ -78,7 +78,7 @@ from kproxy.proxy.filters.policy.resources import (
 )
 from kproxy.proxy.filters.policy.share_sessions import ShareSessions, no_session
 from kproxy.proxy.filters.policy.topic_names import TopicNames
-from kproxy.wire.authorizer import HOLD, Answer, Close, Decision, Hold, Later, Replace
+from kproxy.wire.decisions.authorizer import HOLD, Answer, Close, Decision, Hold, Later, Replace
 from kproxy.wire.events import Exchange
 from kproxy.wire.frames import REQUEST_HEAD_BYTES
 from kproxy.wire.interest import ApiPlan, Interest

@@ -20,7 +20,7 @@ from typing import Any
 from kproxy.admin import parameters
 from kproxy.admin.parameters import NotNow
 from kproxy.metrics import Metrics
-from kproxy.metrics.groups import InsightCells
+from kproxy.metrics.counters.groups import InsightCells
 from kproxy.proxy import log_lines
 from kproxy.proxy.config.settings import Config
 from kproxy.proxy.process.knowledge import feed_process

@@ -37,7 +37,7 @@ from kproxy.proxy.process.knowledge.known_cluster import KnownCluster
 from kproxy.proxy.sockets.channel import Channel, Handler
 
 if TYPE_CHECKING:
-    from kproxy.tables.knowledge_recorder import KnowledgeRecorder
+    from kproxy.tables.live.knowledge_recorder import KnowledgeRecorder
 
 REORDER_S = 0.15
 WAIT_S = 1.0
@@ -104,7 +104,7 @@ class _Process:
         log_lines.begin("warning", log_format)
         self._clock_offset_ns = clock_offset_ns
         if record is not None:
-            from kproxy.tables.knowledge_recorder import KnowledgeRecorder  # heavy, and optional
+            from kproxy.tables.live.knowledge_recorder import KnowledgeRecorder  # heavy, and optional
 
             self._recorder = KnowledgeRecorder(record, settings)
 

@@ -16,16 +16,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from kproxy.insight import classic, epochs
-from kproxy.insight.classic import ClassicGroup
-from kproxy.insight.coordinator_logs import Logged, named
 from kproxy.insight.decoded import DecodedExchange, decode_exchange
-from kproxy.insight.epochs import EpochGroup
-from kproxy.insight.groups import MAX_GROUPS
 from kproxy.insight.knowledge import Knowledge
+from kproxy.insight.logs.coordinator_logs import Logged, named
+from kproxy.insight.membership import classic, epochs
+from kproxy.insight.membership.classic import ClassicGroup
+from kproxy.insight.membership.epochs import EpochGroup
+from kproxy.insight.membership.groups import MAX_GROUPS
 from kproxy.insight.repeats import Repeats
 from kproxy.insight.rows import Assignment, GroupEvent, Leadership, Rebalance, Row
-from kproxy.metrics.groups import GroupCells, InsightCells
+from kproxy.metrics.counters.groups import GroupCells, InsightCells
 from kproxy.protocol.apis import FETCH, OFFSET_COMMIT
 from kproxy.proxy.filters.feed import KeptExchange
 

@@ -18,7 +18,7 @@ from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExp
 from opentelemetry.sdk.metrics.export import MetricExportResult
 from prometheus_client import Metric
 
-from kproxy.metrics.otlp import metrics_data
+from kproxy.metrics.scrape.otlp import metrics_data
 from kproxy.proxy.config.otlp import Otlp
 
 # Its log lines are not limited and may repeat a collector's response; `push.py` logs the reason of each failure.

@@ -21,7 +21,7 @@ from opentelemetry.sdk.metrics.export import Metric, MetricsData
 from opentelemetry.util.re import parse_env_headers
 from prometheus_client import Metric as Family
 
-from kproxy.metrics.otlp import metrics_data
+from kproxy.metrics.scrape.otlp import metrics_data
 from kproxy.proxy.config.otlp import Otlp
 
 POINTS = 4000  # per message: 2 MB of histograms, 1 MB of other metrics

@@ -137,7 +137,7 @@ class OtlpPush:
     def _export(self, metrics: Metrics) -> str:
         """Push, on the thread; return why it failed, or ""."""
         try:
-            from kproxy.metrics.collector import registry_of
+            from kproxy.metrics.scrape.collector import registry_of
 
             headers = self._headers()
             families = registry_of(metrics).collect()

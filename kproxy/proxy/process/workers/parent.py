@@ -1,9 +1,9 @@
 """The team of a kproxy with workers: their parent, which has the ports and hands each client to one of them.
 
-It relays only ZooKeeper, which has few clients. It adds up the workers' counters (`kproxy.metrics.shared`), and sends
-all workers the broker addresses that one of them learns. A worker that dies is replaced, and so is the process that
-workers are forked from; if that fails, kproxy drains and exits with an error, so that its supervisor restarts it.
-Refuses to know bytes of clients.
+It relays only ZooKeeper, which has few clients. It adds up the workers' counters (`kproxy.metrics.processes.shared`),
+and sends all workers the broker addresses that one of them learns. A worker that dies is replaced, and so is the
+process that workers are forked from; if that fails, kproxy drains and exits with an error, so that its supervisor
+restarts it. Refuses to know bytes of clients.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from kproxy.errors import KproxyError
 from kproxy.metrics import Metrics
-from kproxy.metrics.lag import Lags
-from kproxy.metrics.shared import Shared
+from kproxy.metrics.consumers.lag import Lags
+from kproxy.metrics.processes.shared import Shared
 from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Config
@@ -32,7 +32,7 @@ from kproxy.proxy.process.workers.template import Template
 from kproxy.proxy.process.workers.worker_process import Beginning
 from kproxy.proxy.sockets import descriptors
 from kproxy.proxy.sockets.channel import Gone, Handler
-from kproxy.tables.claim import claim
+from kproxy.tables.live.claim import claim
 
 if TYPE_CHECKING:
     from kproxy.proxy.process.knowledge.feed_link import FeedLink
@@ -245,8 +245,8 @@ class Parent:
     # --- counters of all workers -------------------------------------------------------------------------------------
 
     def renders(self) -> Render:
-        from kproxy.metrics.collector import registry_of
-        from kproxy.metrics.exposition import render
+        from kproxy.metrics.scrape.collector import registry_of
+        from kproxy.metrics.scrape.exposition import render
 
         loop = asyncio.get_running_loop()
 

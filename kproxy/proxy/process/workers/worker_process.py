@@ -17,7 +17,7 @@ from typing import Any
 
 from kproxy.errors import KproxyError
 from kproxy.metrics import Metrics
-from kproxy.metrics.published import Published
+from kproxy.metrics.processes.published import Published
 from kproxy.proxy import log_lines
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.config.settings import Config
@@ -32,7 +32,7 @@ from kproxy.proxy.relay.ends import Incoming
 from kproxy.proxy.sockets import descriptors
 from kproxy.proxy.sockets.channel import Channel, Handler
 from kproxy.proxy.tasks import Tasks
-from kproxy.wire.authorizer import MAX_HELD_REQUEST
+from kproxy.wire.decisions.authorizer import MAX_HELD_REQUEST
 
 PUBLISH_S = 1.0  # counters since the last report are lost if a worker is killed
 _FLUSH_S = 1.0  # for the parent to receive the last messages

@@ -39,7 +39,7 @@ from kproxy.proxy.filters.policy import refusals as policy_refusals
 from kproxy.proxy.filters.policy.authorizer import MAX_TREATMENTS
 from kproxy.proxy.filters.policy.judging import SLICE_NAMES
 from kproxy.proxy.filters.policy.refusals import CODES
-from kproxy.wire.authorizer import MAX_HELD_REQUEST
+from kproxy.wire.decisions.authorizer import MAX_HELD_REQUEST
 from kproxy.wire.events import BROKER, CLIENT
 from tests.proxy.filters.policy.policies import Decided
 from tests.wire.playbook import foreign_request, request, response, sized

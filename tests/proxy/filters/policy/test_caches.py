@@ -8,7 +8,7 @@ import pytest
 from kproxy.proxy.filters.policy import authorizer as authorizers
 from kproxy.proxy.filters.policy import policy as policies
 from kproxy.proxy.filters.policy import topic_names
-from kproxy.wire.authorizer import Later
+from kproxy.wire.decisions.authorizer import Later
 from kproxy.wire.events import Exchange
 from kproxy.wire.interest import Interest
 from tests.protocol.messages import layouts

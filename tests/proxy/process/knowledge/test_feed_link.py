@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from kproxy.admin.parameters import NotNow
-from kproxy.insight.groups import MAX_GROUPS as FOLLOWED
+from kproxy.insight.membership.groups import MAX_GROUPS as FOLLOWED
 from kproxy.metrics import Metrics
-from kproxy.metrics.groups import MAX_GROUPS, MAX_PARTITIONS, InsightCells
+from kproxy.metrics.counters.groups import MAX_GROUPS, MAX_PARTITIONS, InsightCells
 from kproxy.protocol.apis import HEARTBEAT, METADATA
 from kproxy.proxy.filters.feed import QUEUE_BYTES, Feed, KeptExchange, Whose
 from kproxy.proxy.process.knowledge import feed_link
@@ -267,8 +267,8 @@ def test_a_clock_step_does_not_delay_exchanges(monkeypatch):
 # Divisor of the caps, so that a flood reaches them in seconds. `./dev knowledge flood` uses the full caps.
 SHARE = 1 if "KNOWLEDGE_LONG" in os.environ else 20
 CAPS = """
-import kproxy.insight.groups as groups, kproxy.insight.topics as topics, kproxy.insight.topology as topology
-import kproxy.metrics.groups as cells
+import kproxy.insight.membership.groups as groups, kproxy.insight.topics as topics, kproxy.insight.topology as topology
+import kproxy.metrics.counters.groups as cells
 groups.MAX_GROUPS //= {0}
 groups.MAX_WEIGHT //= {0}
 topics.MAX_TOPICS //= {0}
@@ -414,7 +414,7 @@ def test_errors_of_the_insight_process_are_log_lines_of_kproxy(tmp_path):
 
 def test_rows_that_the_insight_process_cannot_write_are_counted(monkeypatch, tmp_path):
     """The rows are counted at once. The recorder of exchanges has too few rows for a file yet, and has lost none."""
-    (tmp_path / "sitecustomize.py").write_text("import kproxy.tables.knowledge_recorder as it\nit.ROLL_S = 0.1\n")
+    (tmp_path / "sitecustomize.py").write_text("import kproxy.tables.live.knowledge_recorder as it\nit.ROLL_S = 0.1\n")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH")))))
 
     async def test():

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from kproxy.metrics import Metrics
-from kproxy.metrics.collector import registry_of
-from kproxy.metrics.exposition import render
+from kproxy.metrics.scrape.collector import registry_of
+from kproxy.metrics.scrape.exposition import render
 from kproxy.proxy.config.otlp import Otlp
 from kproxy.proxy.process.otlp import grpc as otlp_grpc
 from kproxy.proxy.process.otlp import push as otlp

@@ -1,0 +1,1 @@
+"""The questions: each is one SQL text over the tables, for both engines."""

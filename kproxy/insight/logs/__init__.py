@@ -1,0 +1,1 @@
+"""The logs of the coordinators, as clients fetch them."""

@@ -1,0 +1,1 @@
+"""Groups of all protocols: members, generations, assignments and their causes."""

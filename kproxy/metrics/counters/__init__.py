@@ -1,0 +1,1 @@
+"""Counters by subject, as plain integer cells that their owners increment."""

@@ -1,0 +1,1 @@
+"""Cells of several processes: sent from workers to their parent, and merged there."""

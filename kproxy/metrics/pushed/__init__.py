@@ -1,0 +1,1 @@
+"""Metrics that clients push to kproxy (KIP-714)."""

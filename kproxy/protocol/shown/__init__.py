@@ -1,0 +1,1 @@
+"""Messages for people: frames decoded, values as JSON, secrets masked."""

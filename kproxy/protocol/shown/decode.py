@@ -1,0 +1,399 @@
+"""Frames from hex or binary to decoded messages, and these as JSON: the work of `kproxy decode`.
+
+Duty: find the bytes in the input (hex or binary, with the size prefix or without), decode them as the requested
+message, and render that as JSON. The machine form is a contract: one JSON object per line, in and out, bodies exactly
+as Kafka's own converters render them, each fault an {"error": ...} of its line. The form for readers is `views.decode`.
+
+Memory: one frame and its decoded form, or one line and a record of its answer.
+"""
+
+import json
+import mmap
+import re
+from base64 import b64encode
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from struct import Struct
+from typing import Any, BinaryIO
+
+from kproxy.errors import Malformed, ProtocolError, Unsupported
+from kproxy.protocol.codec import decode_data, decode_request, decode_response
+from kproxy.protocol.compression import codec_name
+from kproxy.protocol.primitives import Buffer
+from kproxy.protocol.records import Batch, Record, read_batches
+from kproxy.protocol.schema import Message, api_name, schema
+from kproxy.protocol.shown.render import render
+from kproxy.protocol.shown.secrets import redact
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    title: str
+    message: Message
+    header_message: Message | None
+    header: dict[str, Any]
+    body: dict[str, Any]
+    size_bytes: int
+
+
+# ----------------------------------------------------------------------------------------------------------- the bytes
+
+_HEX = re.compile(rb"[0-9A-Fa-f\s:,]*")
+_PREFIXED = re.compile(rb"[0-9A-Fa-f\s:,xX\\]*")  # digits with 0x or \x before them, as in source code
+_ONE_DIGIT = re.compile(rb"(?:(?<![0-9A-Fa-f])0[xX]|\\x)([0-9A-Fa-f])(?![0-9A-Fa-f])")
+_PREFIXES = re.compile(rb"(?<![0-9A-Fa-f])0[xX]|\\x")
+_FOREIGN = re.compile(rb"[^0-9A-Fa-f\s:,xX\\]|(?<![0\\])[xX]|(?<=[0-9A-Fa-f]0)[xX]|\\(?!x)")  # in no such text
+_BYTE_ORDER_MARKS = {b"\xef\xbb\xbf": "utf-8", b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
+_TEXT = re.compile(rb"[\t\n\r\x20-\x7e]+")
+_COMPRESSED = (b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")  # gzip, zstd, lz4
+_NOT_HEX = re.compile(rb"[\s:,]+")
+_HEAD = Struct(">hhi")  # API key, version and correlation id of a request
+_LEAST_FRAME_BYTES = 4  # a response without a body
+_SHOWN_CHARS = 40
+_PCAPNG = (b"\n\r\r\n",)
+_PCAP = tuple(bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1"))
+
+
+def contents(file: BinaryIO) -> Buffer:
+    """Return the content of a file, mapped if possible: a log segment may have a gigabyte."""
+    try:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):
+        return file.read()
+
+
+def bytes_of(given: Buffer, *, must_be_hex: bool = False) -> Buffer:
+    """Return the bytes of hexadecimal digits; other input unchanged.
+
+    Blanks, line breaks, colons, commas, 0x and \\x are skipped, and a byte order mark, as PowerShell writes it. Raises
+    Malformed for an odd number of digits, and with `must_be_hex` for any other input.
+    """
+    text = _without_prefixes(_without_mark(given))
+    if _HEX.fullmatch(text) is None:
+        if must_be_hex:
+            shown = bytes(text).decode(errors="replace")
+            place = found.start() if (found := _FOREIGN.search(text)) else 0
+            where = f"{_shown(shown[place])} in {_shown(shown)}"
+            raise Malformed(f"not hexadecimal: {where}; binary frames come by --file or standard input")
+        return given
+    digits = _NOT_HEX.sub(b"", bytes(text))
+    if len(digits) % 2:
+        digit = "1 hexadecimal digit" if len(digits) == 1 else f"{len(digits)} hexadecimal digits"
+        raise Malformed(f"{digit}: a byte is two of them, so one is missing")
+    return bytes.fromhex(digits.decode())
+
+
+def _without_mark(given: Buffer) -> Buffer:
+    """The ASCII characters of a text that begins with a byte order mark; other input unchanged."""
+    for mark, encoding in _BYTE_ORDER_MARKS.items():
+        if given[: len(mark)] == mark:
+            with suppress(UnicodeError):
+                return bytes(given[len(mark) :]).decode(encoding).encode("ascii")
+    return given
+
+
+def _without_prefixes(given: Buffer) -> Buffer:
+    """Hexadecimal digits without 0x and \\x, behind which one digit may stand for a byte; other input unchanged."""
+    if _HEX.fullmatch(given) is not None or _PREFIXED.fullmatch(given) is None:
+        return given
+    return _PREFIXES.sub(b"", _ONE_DIGIT.sub(rb"0\1", given))
+
+
+def count_bytes(count: int) -> str:
+    """Return a number of bytes as text: "1 byte", "1,234 bytes"."""
+    return f"{count:,} byte{'s' * (count != 1)}"
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]!r}..."
+
+
+def is_capture(given: Buffer) -> bool:
+    """Whether the bytes begin like a pcap or pcapng file."""
+    head = bytes(given[:8])
+    return head[:4] in _PCAPNG or (head[:4] in _PCAP and head[4:8] in (b"\x02\0\x04\0", b"\0\x02\0\x04"))
+
+
+def is_compressed(given: Buffer) -> bool:
+    """Whether the bytes begin like a gzip, zstd or lz4 file; no frame does."""
+    return bytes(given[:4]).startswith(_COMPRESSED)
+
+
+def is_text(given: Buffer) -> bool:
+    """Whether all bytes are printable ASCII; a frame has a zero byte in its header."""
+    return _TEXT.fullmatch(given) is not None
+
+
+def sized_frames(given: Buffer) -> list[Buffer] | None:
+    """Return the frames, if the input consists of frames with 4-byte sizes from end to end, or None."""
+    frames, pos = [], 0
+    while pos < len(given):
+        size = int.from_bytes(given[pos : pos + 4], "big", signed=True)
+        pos += 4
+        if not _LEAST_FRAME_BYTES <= size <= len(given) - pos:
+            return None
+        frames.append(given[pos : pos + size])
+        pos += size
+    return frames or None
+
+
+# --------------------------------------------------------------------------------------------------------- the message
+
+
+def frames(given: Buffer, sized: bool | None, how: Callable[[Buffer], "Decoded"]) -> list["Decoded"]:
+    """Decode one frame, or several with sizes; `sized` None: with sizes if they fit from end to end, else without."""
+    with_sizes = None if sized is False else sized_frames(given)
+    if with_sizes is None:
+        if sized:
+            raise Malformed(f"not whole frames, each behind its 4-byte size, in input of {count_bytes(len(given))}")
+        return [how(given)]
+    try:
+        return [how(frame) for frame in with_sizes]
+    except ProtocolError as fault:
+        if not sized:
+            with suppress(ProtocolError):
+                return [how(given)]
+        raise fault
+
+
+def decoded(
+    given: Buffer, *, sized: bool | None = None, response_to: str | None = None, data_name: str | None = None
+) -> list["Decoded"]:
+    """Decode frames as requests, as responses to API:VERSION, or as messages of another kind by name.
+
+    `sized`: see `frames`. Raises Malformed and Unsupported.
+    """
+    if response_to is not None:
+        key, version = api_and_version(response_to)
+        return frames(given, sized, lambda frame: response(frame, key, version))
+    if data_name is not None:
+        return frames(given, sized, lambda frame: data(frame, data_name))
+    try:
+        return frames(given, sized, request)
+    except ProtocolError as fault:
+        if sized is not False and (misfit := _misfit(given)) is not None:
+            raise Malformed(misfit) from None
+        raise type(fault)(f"as a request: {fault}; an answer needs --response API:VERSION") from None
+
+
+def _misfit(given: Buffer) -> str | None:
+    """Return which request does not match its size, as text; None if the bytes do not begin with a size."""
+    pos, number, where = 0, 1, ""
+    while True:
+        of_sized = _looks_like_request(given[pos + 4 :])
+        size, here = int.from_bytes(given[pos : pos + 4], "big", signed=True), len(given) - pos - 4
+        is_bare = number == 1 and (of_sized < _looks_like_request(given) or (of_sized == 1 and _may_be_api(size)))
+        if not of_sized or size < 0 or is_bare:
+            whole = f"{number - 1} whole request{'s' * (number > 2)}"
+            behind = f"too long: what follows {whole}, {count_bytes(here + 4)}, is no request with its size"
+            return None if number == 1 else behind
+        if size > here:
+            break
+        try:
+            request(given[pos + 4 : pos + 4 + size])
+        except ProtocolError:
+            break
+        pos, number = pos + 4 + size, number + 1
+        where = f"request {number}: "
+        if pos == len(given):
+            return None
+    key, version, correlation_id = _HEAD.unpack(bytes(given[pos + 4 : pos + 12]).ljust(_HEAD.size, b"\0"))
+    if size == here:
+        return None
+    with_id = f", correlation id {correlation_id}" if here >= _HEAD.size else ""
+    return (
+        f"{where}{'cut short' if size > here else 'too long'}: the size says {count_bytes(size)}, {here:,} "
+        f"follow{'s' * (here == 1)} it: {api_name(key)} request v{version}{with_id}"
+    )
+
+
+def _may_be_api(size: int) -> bool:
+    """Return whether a size reads as the API key and the small version of a request without one."""
+    return size >> 16 > 0 and size & 0xFFFF < 256
+
+
+def _looks_like_request(frame: Buffer) -> int:
+    """Return 0 without a known API and version; 1 if the client id is truncated; 2 if it is complete."""
+    if len(frame) < 4:
+        return 0
+    key, version, _ = _HEAD.unpack(bytes(frame[: _HEAD.size]).ljust(_HEAD.size, b"\0"))
+    known = schema().apis.get(key)
+    if known is None or version not in known.request.versions:
+        return 0
+    client_id_bytes = int.from_bytes(frame[8:10], "big", signed=True)
+    return 2 if len(frame) >= 10 and -1 <= client_id_bytes <= len(frame) - 10 else 1
+
+
+def api_and_version(text: str) -> tuple[int, int]:
+    """Return (3, 12) for "Metadata:12" or "3:12". Raises Unsupported, with a suggestion for a similar name."""
+    name, colon, version = text.rpartition(":")
+    name = name if colon else text
+    names = {api.name.lower(): api for api in schema().apis.values()}
+    key = int(name) if name.isdecimal() else names[name.lower()].key if name.lower() in names else None
+    if key is not None and colon and version.isdecimal():
+        return key, int(version)
+    fix = "give API:VERSION, like Metadata:12 or 3:12"
+    if key is None and name:
+        raise Unsupported(f"no API is called {name!r}{_like(name, [api.name for api in names.values()])}: {fix}")
+    if key in schema().apis:
+        versions = schema().apis[key].request.versions
+        raise Unsupported(f"{text!r} has no version: {api_name(key)} has {versions[0]} to {versions[-1]}: {fix}")
+    raise Unsupported(f"{text!r} names no API and version: {fix}")
+
+
+def _like(name: str, known: list[str]) -> str:
+    """Return a suggestion as text, if there is a similar name."""
+    by_lower = {each.lower(): each for each in known}
+    found = get_close_matches(name.lower(), by_lower, n=1)
+    return f" (did you mean {by_lower[found[0]]}?)" if found else ""
+
+
+def request(frame: Buffer) -> Decoded:
+    header, body = decode_request(frame)
+    key, version = header["requestApiKey"], header["requestApiVersion"]
+    message = schema().apis[key].request
+    return Decoded(f"{api_name(key)} request v{version}", message, _data("RequestHeader"), header, body, len(frame))
+
+
+def response(frame: Buffer, api_key: int, api_version: int) -> Decoded:
+    header, body = decode_response(frame, api_key, api_version)
+    message = schema().apis[api_key].response
+    title = f"{api_name(api_key)} response v{api_version}"
+    return Decoded(title, message, _data("ResponseHeader"), header, body, len(frame))
+
+
+def data(frame: Buffer, name: str) -> Decoded:
+    if name not in schema().data:
+        raise Unsupported(f"no message is called {name!r}{_like(name, list(schema().data))}")
+    header, body = decode_data(name, frame)
+    return Decoded(name, _data(name), None, header, body, len(frame))
+
+
+def _data(name: str) -> Message:
+    return schema().data[name]
+
+
+# ---------------------------------------------------------------------------------------------------- the machine form
+
+
+def as_json(decoded: Decoded, *, show_secrets: bool) -> Json:
+    header, body = decoded.header, render(decoded.message, decoded.body, reserved=True)
+    if decoded.header_message is not None:
+        header = render(decoded.header_message, header, reserved=True)
+    if not show_secrets:
+        body = redact(decoded.message.name, body, lambda value: "(masked)")
+    return {"header": header, "body": body}
+
+
+def _batch_as_json(batch: Batch) -> Json:
+    header = batch.header
+    return {
+        "base_offset": batch.base_offset,
+        "last_offset": header.last_offset,
+        "producer_id": header.producer_id,
+        "epoch": header.producer_epoch,
+        "sequence": header.base_sequence,
+        "is_transactional": header.is_transactional,
+        "is_control": header.is_control,
+        "timestamp_type": header.timestamp_type,
+        "crc_valid": batch.crc_valid,
+        "magic": header.magic,
+        "codec": codec_name(header.codec),
+        "size": header.size_bytes,
+        "crc": header.crc,
+        "leader_epoch": header.leader_epoch,
+        "last_sequence": header.last_sequence,
+        "max_timestamp": header.max_timestamp,
+        "delete_horizon": header.delete_horizon,
+    }
+
+
+def records_as_json(fragment: Buffer) -> Iterator[str]:
+    """Yield the text of {"batches": ..., "trailing_bytes": ...} by record: a kilobyte may hold a million of them.
+
+    All records are read first, since a fault replaces the whole answer.
+    """
+    batches, trailing_bytes = read_batches(fragment)
+    heads = [json.dumps(_batch_as_json(batch)).removesuffix("}") for batch in batches]
+    for batch in batches:
+        deque(batch.records(), maxlen=0)
+
+    def text() -> Iterator[str]:
+        yield '{"batches": ['
+        for number, (head, batch) in enumerate(zip(heads, batches, strict=True)):
+            yield f'{", " if number else ""}{head}, "records": ['
+            before = ""
+            for record in batch.records():
+                yield before + json.dumps(_record_as_json(record))
+                before = ", "
+            yield "]}"
+        yield f'], "trailing_bytes": {trailing_bytes}}}'
+
+    return text()
+
+
+def answer(line: str | bytes, work: Callable[[Json], Iterable[str]]) -> Iterable[str]:
+    """Return the answer to a line of the machine form, in pieces; `work` is `answer_frame` or `answer_records`."""
+    try:
+        try:
+            asked = json.loads(line)
+        except ValueError as fault:
+            raise Malformed(f"not JSON: {fault}") from None
+        if not isinstance(asked, dict):
+            raise Malformed("a line is a JSON object")
+        return work(asked)
+    except (ProtocolError, ValueError, RecursionError) as fault:
+        return (json.dumps({"error": str(fault) or type(fault).__name__}),)
+
+
+def answer_frame(asked: Json) -> Iterable[str]:
+    side, frame = asked.get("side"), _frame_asked(asked)
+    if side == "request":
+        decoded = request(frame)
+    elif side == "response":
+        decoded = response(frame, _int_asked(asked, "api_key"), _int_asked(asked, "api_version"))
+    elif side == "data":
+        decoded = data(frame, str(asked.get("message")))
+    else:
+        raise Unsupported(f"side {side!r} is none of request, response, data")
+    return (json.dumps(as_json(decoded, show_secrets=True)),)
+
+
+def answer_records(asked: Json) -> Iterable[str]:
+    return records_as_json(_frame_asked(asked))
+
+
+def _frame_asked(asked: Json) -> bytes:
+    text = asked.get("hex")
+    if not isinstance(text, str):
+        raise Malformed("hex is missing")
+    try:
+        return bytes.fromhex(text)
+    except ValueError as fault:
+        raise Malformed(f"hex: {fault}") from None
+
+
+def _int_asked(asked: Json, name: str) -> int:
+    value = asked.get(name)
+    if not isinstance(value, int):
+        raise Malformed(f"{name} is missing: an answer does not say what it answers")
+    return value
+
+
+def _record_as_json(record: Record) -> Json:
+    return {
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "key": _base64(record.key),
+        "value": _base64(record.value),
+        "headers": [[name, _base64(value)] for name, value in record.headers],
+    }
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else b64encode(value).decode()

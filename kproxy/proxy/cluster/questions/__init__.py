@@ -1,0 +1,1 @@
+"""kproxy's own requests to brokers."""

@@ -1,0 +1,1 @@
+"""The tasks of an ingest, and their input and output."""

@@ -1,0 +1,1 @@
+"""SASL tokens on a connection, with and without Kafka headers."""
