@@ -1,4 +1,4 @@
-"""`kproxy decode`: the options of frames to text. The work is that of `protocol.decode` and `views.decode`."""
+"""`kproxy decode`: the options of frames to text. The work is that of `protocol.shown.decode` and `views.decode`."""
 
 import json
 import sys

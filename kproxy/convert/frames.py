@@ -60,7 +60,7 @@ class Frames:
     request: bytes | None = None
     response: bytes | None = None
     topics: Mapping[UUID, str] = field(default_factory=dict)  # names by id, from earlier responses
-    keys: tuple[bytes, ...] = ()  # of segments from the client and from the broker, as `capture.packets` names them
+    keys: tuple[bytes, ...] = ()  # of segments from the client and from the broker: `capture.dissection.keys`
     paths: tuple[str, ...] = ()  # of its capture
 
 

@@ -1,8 +1,8 @@
 """Keeps recent exchanges, packed as rows of tables, and detects events that trigger a dump.
 
-Duty: a sink of a relaying process. Rows of all tables are packed as in the recorder (`tables.portions`), and nothing is
-written. Signs of a fault (a slow exchange, an error of the cluster, a broker that disconnects with requests pending)
-are passed to `on_trigger`, which must be quick.
+Duty: a sink of a relaying process. Rows of all tables are packed as in the recorder (`tables.live.portions`), and
+nothing is written. Signs of a fault (a slow exchange, an error of the cluster, a broker that disconnects with requests
+pending) are passed to `on_trigger`, which must be quick.
 
 Bounded: `limit_bytes` plus a portion, and `span_ns` back from now, in portions of PORTION_S; the oldest are dropped
 first. Refuses to know files, and the reaction to a trigger.

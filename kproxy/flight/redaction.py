@@ -1,7 +1,7 @@
 """Redacts frames for a dump: secrets always, the content of records unless it is requested.
 
-Duty: replace fields of `protocol.secrets` by asterisks or zeros of the same length; keys, values and header values of
-records by zeros (`protocol.blanking`), also tagged fields unknown to the schema and bytes after a body, whose
+Duty: replace fields of `protocol.shown.secrets` by asterisks or zeros of the same length; keys, values and header
+values of records by zeros (`protocol.blanking`), also tagged fields unknown to the schema and bytes after a body, whose
 content is unknown. Records of KRaft's own topic, which have credentials, are always blanked, and parts of snapshots,
 which begin and end anywhere, completely. A frame without such content is returned unchanged. Only the head is left of a
 frame that is incomplete, of an unknown API, or does not decode, as its content is unknown; and of all frames once an

@@ -1,9 +1,9 @@
 """An audit of administrative requests: a row for each resource with its outcome.
 
 Duty: one reader for all of these APIs, with a table of the fields that name a resource and of the fields with its
-outcome. All other fields of a resource are its detail, without secrets (`protocol.secrets`). Outcomes are matched to
-resources by the names that they repeat, or by their order if they repeat none. A request that a broker forwards in an
-Envelope (KIP-590) is read like any other, with the principal that the broker passes on.
+outcome. All other fields of a resource are its detail, without secrets (`protocol.shown.secrets`). Outcomes are matched
+to resources by the names that they repeat, or by their order if they repeat none. A request that a broker forwards in
+an Envelope (KIP-590) is read like any other, with the principal that the broker passes on.
 
 Bounds: MAX_RESOURCES rows of a request, the last one for the rest; MAX_DETAIL characters of detail. Refuses to know
 the effects of a change on topics and partitions: see `topology` and `leadership`.

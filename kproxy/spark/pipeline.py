@@ -14,12 +14,11 @@ Duty: the same rows as `kproxy convert`, with as many tasks as the size of the c
 5. store: Spark writes pieces as files (see `store`), which are published together (see `target`).
 
 The driver holds nothing per capture (see `catalogue`), a few numbers per split of captures that are shared out, and
-only the connections that are larger than a share. A capture of many splits that turns out to be damaged, or to hold TLS
-keys, is read again in one piece; other captures are not.
+the connections larger than a share. A damaged capture of many splits, or one with TLS keys, is read again in one piece.
 
-Captures may lie in any storage (see `capture.storage`), tables in any file system of Spark. One difference from
-`convert`: captures that are shared out have no limit of open connections, since connections are decoded one after the
-other. Memory of a task: see `places` and `decode`.
+Captures may lie in any storage (see `capture.formats.storage`), tables in any file system of Spark. One difference from
+`convert`: captures that are shared out have no limit of open connections, which are decoded one after the other.
+Memory of a task: see `places` and `decode`.
 """
 
 import json

@@ -3,8 +3,8 @@
 Duty: the sections in their order, each with its plots and lists, the commands for the same figures, and the figures
 themselves as JSON at the end (`figures`). Text from the wire is escaped, made printable and cut.
 
-Bounds: `analysis.figures` bounds the figures; names have at most LONGEST characters, lists a dozen or so rows.
-`report_page` has the style of the page.
+Bounds: `analysis.questions.figures` bounds the figures; names have at most LONGEST characters, lists a dozen or so
+rows. `report_page` has the style of the page.
 """
 
 import json

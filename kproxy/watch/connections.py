@@ -443,7 +443,7 @@ def _closed(flow: Flow) -> Closed:
 
 
 def _cause(flow: Flow, closed: Closed | None) -> str:
-    """Return why a connection ended, as one of `metrics.passive.ENDS`."""
+    """Return why a connection ended, as one of `metrics.counters.passive.ENDS`."""
     if flow.close == "reset":
         return "client_reset" if flow.reset_by == flow.client else "broker_reset"
     if flow.close == "fin":

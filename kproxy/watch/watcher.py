@@ -5,7 +5,7 @@ second it handles everything that packets do not trigger: the kernel's counters,
 whose names were resolved, flows that have been silent for IDLE_S.
 
 No loss is silent: packets that the kernel drops and bytes that are missing are counted, and reported in `quality`.
-Memory: the ring, the bounds of `capture.flows`, the recorder's. Refuses to know the content of packets.
+Memory: the ring, the bounds of `capture.connections.flows`, the recorder's. Refuses to know the content of packets.
 """
 
 import asyncio

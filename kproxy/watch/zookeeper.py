@@ -2,7 +2,7 @@
 
 Duty: pass events of the flows' sessions to cells and rows. Flows are read one after the other, so rows of a window of
 packets are kept until `hand_on`, which sorts them by time: groups that coordinate through ZooKeeper need that. Bounded
-by a window, and by `insight.registry_groups`. Refuses to know packets, and where rows go.
+by a window, and by `insight.membership.registry_groups`. Refuses to know packets, and where rows go.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -237,7 +237,7 @@ def windows(
 
 
 class _Piece:
-    """The opening and the records of a split, with the methods of `capture.files.Bytes`."""
+    """The opening and the records of a split, with the methods of `capture.formats.files.Bytes`."""
 
     def __init__(self, split: Split, file: BinaryIO) -> None:
         self.name = split.path

@@ -44,7 +44,7 @@ log = logging.getLogger("kproxy.zookeeper")
 
 
 class Recording(Protocol):
-    """Records rows: `tables.recorder.Recorder`."""
+    """Records rows: `tables.live.recorder.Recorder`."""
 
     def rows(self, source: str) -> Callable[[str, Sequence[Any]], None]: ...
 

@@ -1,7 +1,8 @@
 """The TCP segments of a split, each with its packet records.
 
 Duty: dissects a split's packets, including fragments of datagrams that began before it. A segment that is reassembled
-from IP fragments comes with the records of all of them. Memory: one window, and the fragments of `capture.packets`.
+from IP fragments comes with the records of all of them. Memory: one window, and the fragments of
+`capture.dissection.packets`.
 
 Does not group segments by connection.
 """

@@ -1,8 +1,8 @@
 """Rows of the tables of `kproxy top` from answers of /api/live: counters so far, and rates of the last seconds.
 
-Duty: subtracts and sums; a rate is over the last WINDOW_S, a quantile is that of /metrics (`metrics.bounds.quantile`).
-Bounded: answers of WINDOW_S, MAX_ANSWERS of them, MAX_SLOW slow exchanges. docs/admin.md defines the format of an
-answer.
+Duty: subtracts and sums; a rate is over the last WINDOW_S, a quantile is that of /metrics
+(`metrics.counters.bounds.quantile`). Bounded: answers of WINDOW_S, MAX_ANSWERS of them, MAX_SLOW slow exchanges.
+docs/admin.md defines the format of an answer.
 """
 
 from collections import deque

@@ -6,9 +6,9 @@ for metrics; keep each group's last rebalance, for /api/groups, and the owner of
 A group is split if a replaced member commits a partition that another member owns by then: both processed it. Nothing
 on the wire ties a Fetch to a group, so a replaced member that only fetches is not seen.
 
-Bounds: those of `insight.knowledge`, `insight.repeats` and `metrics.groups`; the last rebalance of as many groups as
-knowledge follows; MAX_OWNED partitions with their owners, of the groups that rebalanced last. Refuses to know where
-exchanges come from and where rows go.
+Bounds: those of `insight.knowledge`, `insight.repeats` and `metrics.counters.groups`; the last rebalance of as many
+groups as knowledge follows; MAX_OWNED partitions with their owners, of the groups that rebalanced last. Refuses to know
+where exchanges come from and where rows go.
 """
 
 import json
