@@ -8,6 +8,7 @@ from bench import offline
 from kproxy.wire.bodies import BATCHES
 from kproxy.wire.events import ANSWERED
 from tests.capture.connections.test_flows import Seen
+from tests.native import reads_by_core
 
 
 def test_a_generated_capture_is_whole(tmp_path):
@@ -24,6 +25,7 @@ def test_a_generated_capture_is_whole(tmp_path):
         assert set(seen.kinds()) == {"packets", "kafka", "open"}
 
 
+@reads_by_core
 def test_a_dirty_capture_lacks_something_and_goes_by_column(tmp_path):
     (kind,) = (kind for kind in offline.KINDS if kind.dirty)
     path = tmp_path / "dirty.pcap"
