@@ -238,7 +238,7 @@ def show_overview(
         chosen = {name: chosen_by_time(name, tables, since, until) for name in OF_CONCLUSIONS}
         # On Spark findings take longer than all the rest: `kproxy spark findings`.
         listed, said = conclusions(chosen, finds=program == "analyze")
-    commands = sections.next_questions(program, places, {name: some for name, (some, _) in rows.items()})
+    commands = sections.next_questions(program, places, {name: some for name, (some, _) in rows.items()}, frames)
     if listed:
         commands.insert(0, f"kproxy {program} findings {shlex.join(places)}")
     with answers.opened(out) as file:

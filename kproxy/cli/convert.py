@@ -120,15 +120,16 @@ def _first_sight(summary: "Summary", settings: "Settings") -> tuple[list[str], l
     from kproxy.views import overview as view
 
     with progress.waiting("overview"), Tables(summary.folder) as tables:
-        frames = sections.overview(sections.of_sources(tables, summary.quality), chosen=sections.BRIEF)
+        ours = sections.of_sources(tables, summary.quality)
+        frames = sections.overview(ours, chosen=sections.BRIEF)
         rows = {name: (list(answers.dicts(frame)), most) for name, (frame, most) in frames.items()}
-    told = {name: some for name, (some, _) in rows.items()}
-    commands = [shlex.join(["kproxy", "analyze", "overview", str(summary.folder)])]
-    commands += sections.next_questions("analyze", [str(summary.folder)], told)[:NEXT]
-    for slow in told["slowest"][:1]:
+        found = {name: some for name, (some, _) in rows.items()}
+        questions = sections.next_questions("analyze", [str(summary.folder)], found, ours)[:NEXT]
+    commands = [shlex.join(["kproxy", "analyze", "overview", str(summary.folder)]), *questions]
+    for slow in found["slowest"][:1]:
         files = summary.paths[slow["source"]]
         if "-" not in files:  # standard input cannot be read again
             rotated = ["--rotated"] if len(files) > 1 else []
             which = ["--connection", str(slow["connection"]), "--number", str(slow["number"])]
             commands.append(shlex.join(["kproxy", "show", *map(shown, files), *which, *settings.reading, *rotated]))
-    return view.brief(rows), commands if told["apis"] or told["groups"] or told["zookeeper"] else []
+    return view.brief(rows), commands if found["apis"] or found["groups"] or found["zookeeper"] else []

@@ -63,6 +63,35 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     assert "Why: muted for 5.56 s" in again.stdout
 
 
+HEARTBEAT_0, OF_HEARTBEAT_0 = request(HEARTBEAT, 0, 1)[4:], response(HEARTBEAT, 0, 1)[4:]
+NEWER_FETCH = bytes.fromhex("0001001e 00000007 0003") + b"app\0" + bytes(40)  # version 30 has no layout
+OF_NEWER_FETCH = bytes.fromhex("00000007 00") + bytes(40)
+AUTH = bytes.fromhex("fffffffc 00000064 00000000 00000006") + b"digest" + bytes.fromhex("00000003") + b"a:b"
+
+
+@pytest.mark.parametrize(
+    ("payloads", "options", "asked"),
+    [
+        ([HEARTBEAT_0, OF_HEARTBEAT_0, NEWER_FETCH, OF_NEWER_FETCH], (), ["overview", "slow", "latency", "fetching"]),
+        ([AUTH], ("--zookeeper-port", "9092"), ["overview"]),
+    ],
+)
+def test_every_next_question_has_an_answer(tmp_path, payloads, options, asked):
+    """Bodies of an unknown version have no rows, nor does an authentication change ZooKeeper's tree."""
+    wire = Wire().shake()
+    for number, payload in enumerate(payloads):
+        wire.send(number % 2, len(payload).to_bytes(4) + payload)
+    path = tmp_path / "wire.pcap"
+    path.write_bytes(packet.pcap([(n * 10**9, data) for n, data in enumerate(wire.packets)]))
+    result, lines = converted(tmp_path, *options, path)
+    assert result.exit_code == 0, result.output
+    questions = [shlex.split(line)[1:] for line in lines[lines.index("Next:") + 1 :]]
+    assert [words[1] for words in questions if words[0] == "analyze"] == asked
+    for words in questions:
+        answer = CliRunner().invoke(cli, words)
+        assert answer.exit_code == 0 and "No rows" not in answer.output, answer.output
+
+
 def test_named_ports_without_kafka_are_given_as_the_reason_for_an_empty_result(tmp_path):
     result, lines = converted(tmp_path, "--port", 9999, captures.capture("k41_quota"))
     assert result.exit_code == 1 and any(

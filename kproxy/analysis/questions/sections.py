@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from kproxy.analysis import engine
 from kproxy.analysis.engine import Frame, ask, first_rows
 from kproxy.analysis.findings.given_up import FAILED_MOST, RETRIED_US, attempts
 from kproxy.analysis.questions import knowledge, parties, timing
@@ -26,6 +27,7 @@ from kproxy.analysis.questions.pieces import (
     percentiles,
     without_brokers,
 )
+from kproxy.analysis.questions.registry import registry
 
 # Exchanges with `missed` for those whose client missed the answer: see `missed_answers`.
 _UNANSWERED = {
@@ -316,9 +318,13 @@ def of_sources(tables: Tables, sources: Collection[str]) -> dict[str, Frame]:
     return {name: ask({"every_source": tables[name]}, some=text) for name in TABLES}
 
 
-def next_questions(program: str, places: Sequence[str], found: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """The next commands to run, by the rows of the sections: the most useful first."""
+def next_questions(
+    program: str, places: Sequence[str], found: Mapping[str, Sequence[Mapping[str, Any]]], tables: Tables
+) -> list[str]:
+    """The next commands to run, the most useful first, of those with an answer in the tables. found: the sections."""
     where = shlex.join(places)
+    of_bodies = ask({"partitions": tables["partitions"]}, answer="select distinct api from partitions")
+    bodies = {api for (api,) in engine.rows(of_bodies)}
     asked = []
     if found["slowest"]:
         asked.append(f"slow {where}")
@@ -333,18 +339,21 @@ def next_questions(program: str, places: Sequence[str], found: Mapping[str, Sequ
     if found["leaders"]:
         asked.append(f"leadership {where}")
     if found["zookeeper"]:
-        asked.append(f"registry {where}")
+        if any(engine.rows(first_rows(registry(tables["registry"]), 1))):
+            asked.append(f"registry {where}")
         if any(str(row["kind"]).startswith("consumer") for row in found["zookeeper"]):
             asked.append(f"consumers {where}")
     names = {row["api"] for row in found["apis"]}
     if any(row["max_ns"] is not None for row in found["apis"]):
         asked.append(f"latency {where} --by api,broker")
-    if "OffsetCommit" in names:
+    if "OffsetCommit" in bodies:
         asked.append(f"group-lag {where}")
-    if "Produce" in names:
+    if "Produce" in bodies:
         asked += [f"batching {where}", f"skew {where}"]
+    if "Fetch" in bodies:
+        asked.append(f"lag {where}")
     if "Fetch" in names:
-        asked += [f"lag {where}", f"fetching {where}"]
-    if "OffsetCommit" in names:
+        asked.append(f"fetching {where}")
+    if "OffsetCommit" in bodies:
         asked.append(f"offsets {where}")
     return [f"kproxy {program} {words}" for words in asked]

@@ -244,7 +244,7 @@ def test_an_overview_has_groups_and_leaders_and_suggests_further_questions(table
     assert {row["group_id"] for row in found["coordinators"]} >= {"coop-g", "rr-g"}
     assert {row["group_id"]: row["rebalances"] for row in found["groups"]}["range-g"] == 9
     assert sum(row["elections"] for row in found["leaders"]) >= 6 and not found["zookeeper"]
-    asked = [line.split()[2] for line in sections.next_questions("analyze", ["tables"], found)]
+    asked = [line.split()[2] for line in sections.next_questions("analyze", ["tables"], found, tables)]
     assert {"groups", "rebalances", "coordinators", "leadership", "group-lag"} < set(asked) and "registry" not in asked
 
 
