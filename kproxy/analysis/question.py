@@ -18,8 +18,26 @@ from kproxy.analysis.questions import parties
 from kproxy.analysis.questions.pieces import LONGEST_US, span_us
 from kproxy.errors import KproxyError
 from kproxy.tables import schema
+from kproxy.wording import counted
 
 # First and last moments of rows, in microseconds; a connection is there from its first packet to its last.
+# The contents of messages from which each table has its rows.
+_FILLED_BY = {
+    "exchanges": "a request or a response of Kafka",
+    "partitions": "topic-partitions: those of Produce, Fetch, OffsetCommit and the like, in versions that kproxy knows",
+    "batches": "record batches of Produce or Fetch",
+    "records": "records of topics that --records chooses",
+    "connections": "a connection of Kafka",
+    "group_events": "an event of a group: its members' requests, or records of its coordinator",
+    "rebalances": "a generation of a group: JoinGroup and SyncGroup, or records of its coordinator",
+    "assignments": "an assignment to a member of a group",
+    "committed_offsets": "committed offsets in the log of a coordinator, __consumer_offsets",
+    "leadership": "leaders of partitions: Metadata, LeaderAndIsr, UpdateMetadata, or errors that name them",
+    "topology": "brokers and topics: Metadata, DescribeCluster, UpdateMetadata, or registrations of brokers",
+    "changes": "an administrator's request, such as CreateTopics",
+    "registry": "operations of ZooKeeper",
+    "transactions": "a transactional id's state",
+}
 _FIRST_US = {
     "connections": "cast(floor(start_ns / 1e3) as bigint)",
     "quality": "cast(floor(first_ns / 1e3) as bigint)",
@@ -128,18 +146,19 @@ class Question:
         if not count and table == "quality":
             return "No packet was read: the captures are empty, or nothing was recorded yet."
         if not count:
-            return f"The table {table} has no rows: `kproxy analyze quality` says what the captures show, and what not."
+            return f"The table {table} has no rows: no packet or message that was read has {_FILLED_BY[table]}."
         span = "" if began is None else ", from {} to {} UTC".format(*(_second(us) for us in (began, ended)))
+        has = f"table {table} has {counted(count, 'row')}{span}"
         if is_backwards:
-            return f"--from {self.since} is not before --to {self.until}; the table {table} has {count:,} rows{span}."
+            return f"--from {self.since} is not before --to {self.until}; the {has}."
         given = (("--from", self.since), ("--to", self.until), ("--where", self.where), ("--having", self.having))
         chose = " and ".join(option for option, text in given if text is not None)
         if not chose:
-            return f"The table {table} has {count:,} rows{span}; {self.job.name} finds nothing to tell in them."
+            return f"The {has}; {self.job.name} finds nothing in it."
         never = self._never(tables[table])
         if chose == "--where" and not never and (chosen := self._chosen(tables[table])):
-            return f"--where chooses {chosen:,} rows of {table}; {self.job.name} finds nothing to tell in them."
-        return f"The table {table} has {count:,} rows{span}; none is chosen by {chose}.{never}"
+            return f"--where chooses {counted(chosen, 'row')} of {table}; {self.job.name} finds nothing in it."
+        return f"The {has}; none is chosen by {chose}.{never}"
 
     def _chosen(self, frame: Frame) -> int:
         """How many rows of the first table --where chooses; 0 too where it names more than that table's columns."""

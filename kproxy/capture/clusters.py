@@ -22,7 +22,8 @@ from kproxy.capture.connections.flow import spelled
 from kproxy.capture.quality import Quality
 
 MAX_ADDRESSES = 65_536
-CONNECTED = ["connection", "client_address", "broker_address", "broker_port"]
+BROKER = ["broker_address", "broker_port"]
+CONNECTED = ["connection", "client_address", *BROKER]
 
 Address = tuple[str, str, int]  # source, IP address or name, port
 Labels = Mapping[int, str]  # clusters by connection, those of the name that was given left out
@@ -161,6 +162,12 @@ class Clusters:
             quality.note("clusters_as_one", count=count)
         if count := self._unclear(source):
             quality.note("clusters_unclear", count=count)
+
+    def note_not_shown(self, quality: Quality, source: str, brokers: Iterable[tuple[str, int]]) -> None:
+        """Count the brokers of a source, by address and port, if no response shows whether they are one cluster."""
+        count = len(set(brokers))
+        if count > 1 and source not in self.sources:
+            quality.note("clusters_not_shown", count=count)
 
     def _unclear(self, source: str) -> int:
         """How many sets of a source's brokers without cluster ids have a node id with another one in common."""

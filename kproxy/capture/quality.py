@@ -72,6 +72,8 @@ KINDS = {
     "clusters": "clusters, distinguished by the cluster ids in responses, or by brokers that list each other: the "
     "column cluster has them",
     "cluster_unknown": "connections whose cluster no response shows: their column cluster has the given name",
+    "clusters_not_shown": "brokers without a Metadata or DescribeCluster response in the capture: whether they are one "
+    "cluster is not known, and they have one name; begin to capture before clients connect",
     "clusters_as_one": "clusters that have one name with another one, since their brokers have the same addresses, or "
     "kproxy watch knows too many: capture or watch each by an interface or a port of its own",
     "clusters_unclear": "sets of brokers that name each other, with the same node ids and without a cluster id (before "

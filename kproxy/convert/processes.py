@@ -23,9 +23,10 @@ from threading import current_thread, main_thread
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kproxy.capture.clusters import Earlier, Labels, note
+from kproxy.capture.clusters import BROKER, Earlier, Labels, note
 from kproxy.capture.dissection.keys import SHARDS
 from kproxy.capture.formats.storage import is_remote
 from kproxy.capture.quality import Quality, Twice
@@ -163,7 +164,13 @@ def _separate_clusters(
     names = earlier.labels(current)
     of_this_run = current.labels().labels
     for source in summary.paths:
-        current.note_nameless(summary.quality[source], source, of_this_run)
+        quality = summary.quality[source]
+        current.note_nameless(quality, source, of_this_run)
+        if not names:
+            answered = pc.field("broker_bytes") > 0
+            file = places[f"{schema.CONNECTIONS.name}/{file_of(source)}"]
+            rows = pq.read_table(file, columns=BROKER, filters=answered)
+            current.note_not_shown(quality, source, zip(*(rows[name].to_pylist() for name in BROKER), strict=True))
     found: dict[str, Labels] = {}
     for source in summary.paths if names else ():
         files = {

@@ -10,6 +10,7 @@ import click
 from kproxy.analysis.verdict import Verdict
 from kproxy.views import answers, summary, units, verdict
 from kproxy.views.terminal import printable
+from kproxy.wording import counted
 
 _HEADINGS = {
     "brokers": "Brokers",
@@ -156,8 +157,8 @@ def _span(span: Mapping[str, Any]) -> str:
     if last == _NO_TIME:
         when = "At times that are not known"
     return (
-        f"{when}: {span['exchanges']:,} exchanges, "
-        f"{units.size(span['bytes'])}, {_count(span, 'connections')}, {_count(span, 'sources')}"
+        f"{when}: {counted(span['exchanges'], 'exchange')}, {units.size(span['bytes'])}, "
+        f"{counted(span['connections'], 'connection')}, {counted(span['sources'], 'source')}"
     )
 
 
@@ -180,7 +181,7 @@ def _throttle(row: Mapping[str, Any]) -> str:
 
 def _group(row: Mapping[str, Any]) -> str:
     worst = f", worst cause {row['worst_cause']}" if row["worst_cause"] else ""
-    return f"{row['group_id']}: {_count(row, 'rebalances')}{worst}"
+    return f"{row['group_id']}: {counted(row['rebalances'], 'rebalance')}{worst}"
 
 
 def _leader(row: Mapping[str, Any]) -> str:
@@ -209,7 +210,3 @@ def _apis(rows: Rows) -> list[str]:
         figures = (f"{cell:>{width}}" for cell, width in zip(rest, widths[1:], strict=True))
         lines.append("  ".join([f"  {first:{widths[0]}}", *figures]))
     return lines
-
-
-def _count(row: Mapping[str, Any], what: str) -> str:
-    return f"{row[what]:,} {what if row[what] != 1 else what.removesuffix('s')}"

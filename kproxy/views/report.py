@@ -21,6 +21,7 @@ import kproxy
 from kproxy.analysis.questions.figures import Figure, Figures
 from kproxy.analysis.questions.parties import NO_ERRORS
 from kproxy.views import answers, drawing, findings, plots, report_page, summary, units, verdict
+from kproxy.wording import counted
 
 LONGEST = 90  # characters of a name or a text in a list
 LONGEST_TEXT = 600
@@ -96,10 +97,7 @@ def _sections(report: Report) -> Iterator[tuple[str, str, str]]:
 def _span(report: Report) -> str:
     (span,) = answers.dicts(report.figures.sections["span"][0])
     first, last = (str(span[name]).replace("T", " ").removesuffix("Z")[:23] for name in ("first", "last"))
-    counts = ", ".join(
-        f"{span[what]:,} {what if span[what] != 1 else what.removesuffix('s')}"
-        for what in ("exchanges", "connections", "clusters")
-    )
+    counts = ", ".join(counted(span[f"{what}s"], what) for what in ("exchange", "connection", "cluster"))
     text = f"{first} to {last} UTC, {units.duration(span['lasted_ns'])}: {counts}, {units.size(span['bytes'])}"
     return f'<p class="faint">{escape(text)}</p>'
 

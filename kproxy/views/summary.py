@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import click
 
-from kproxy.capture.quality import Quality
+from kproxy.capture.quality import Quality, Row
 from kproxy.convert.job import Summary
 from kproxy.tables.dataset import read_manifest
 from kproxy.views import units
@@ -47,7 +47,7 @@ def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: 
     for name, rows in sorted(summary.rows.items()) if summary.quality else ():
         if not (rows or found):
             continue  # a list of empty tables would hide that there is no Kafka
-        _say(printable(f"{rows:>12,} rows  {summary.folder / name}"))
+        _say(printable(f"{rows:>12,} {'row ' if rows == 1 else 'rows'}  {summary.folder / name}"))
     if first_sight is not None and summary.quality:
         others = [
             source for source in read_manifest(summary.folder).get("sources", ()) if source not in summary.quality
@@ -171,7 +171,16 @@ def _failed(quality: Quality) -> str:
         return ""
     connects = {f"connect_{how}" for how in ("refused", "unanswered", "closed_at_once", "undelivered")}
     kinds = connects | {"tls_alert", "tls_unanswered"}
-    return "; ".join(f"{row.count:,} {row.sentence}" for row in quality if row.kind in kinds)
+    return "; ".join(f"{row.count:,} {_fitting(row)}" for row in quality if row.kind in kinds)
+
+
+def _fitting(row: Row) -> str:
+    """Return the sentence of a row about connects or handshakes, in singular for one."""
+    sentence = row.sentence
+    if row.count == 1:
+        for many, one in (("s that were ", " that was "), ("s that ", " that "), ("that they ", "that it ")):
+            sentence = sentence.replace(many, one, 1) if many in sentence else sentence
+    return sentence
 
 
 def losses(quality: Counts, key_log: str | None = None) -> list[str]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from kproxy import wording
 from kproxy.analysis.findings import KINDS, Finding
 from kproxy.analysis.verdict import FAILURES, Figures, Verdict
 from kproxy.views import findings, units
@@ -336,4 +337,4 @@ def _plural(noun: str, count: int) -> str:
 
 
 def _count(count: int, noun: str) -> str:
-    return f"{count:,} {noun if noun == 'more' else _plural(noun, count)}"
+    return f"{count:,} more" if noun == "more" else wording.counted(count, noun)

@@ -150,6 +150,14 @@ def test_cluster_ids_distinguish_clusters_and_each_has_its_topology(tmp_path):
     assert not {row["change"] for row in topology} & {"gone", "elected"}
 
 
+@pytest.mark.parametrize("brokers", (1, 2))
+def test_brokers_that_no_response_names_are_counted(tmp_path, brokers):
+    """As in a capture that begins behind the clients' first Metadata: they may be one cluster or several."""
+    found, kinds, _ = converted(tmp_path, {"some": [Talk(n, f"10.0.{n}.1").versions(1) for n in (1, 2)[:brokers]]})
+    assert set(found["some"].values()) == {"default"}
+    assert kinds["some.pcap"].get("clusters_not_shown", 0) == (2 if brokers == 2 else 0)
+
+
 def test_brokers_that_advertise_host_names_are_assigned_by_their_clients(tmp_path):
     labels = {1: "east", 2: "west", 3: "east", 4: "west", 5: "east", 6: "west", 7: "default"}
     assert converted(tmp_path, {"both": by_clients()})[0]["both"] == labels

@@ -242,7 +242,7 @@ def test_no_option_is_advised_that_would_not_change_the_result(tmp_path, name, w
     assert ("--port" in advice) == (name in ("another protocol", "too few bytes"))
     assert ("--key-log" in advice) == (name == "TLS") and "--zookeeper-port" not in advice
     assert ("speak HTTP" in advice) == (name == "HTTP") and ("carried a byte" in advice) == (name == "no byte")
-    assert ("were refused" in advice) == (name in ("refused", "refused beside HTTP"))
+    assert ("was refused" in advice) == (name in ("refused", "refused beside HTTP"))
     if "--port" in advice:
         followed = wire.seen(tmp_path, ports=(9092,)).quality
         assert verdict(followed) != advice and followed.count("kafka") == 1
@@ -314,8 +314,8 @@ def test_another_protocol_on_a_named_kafka_port_is_reported(tmp_path, opens):
         (("packets",), "No Kafka in it"),
         (("packets", "not_tcp"), "No Kafka in it, and no TCP"),
         (("packets", "tls"), "with --key-log FILE"),
-        (("packets", "connect_closed_at_once"), "No Kafka in it: 1 connects that the server closed before a byte"),
-        (("packets", "connect_undelivered", "undelivered"), "No Kafka in it: 1 connects that ICMP answered"),
+        (("packets", "connect_closed_at_once"), "No Kafka in it: 1 connect that the server closed before a byte"),
+        (("packets", "connect_undelivered", "undelivered"), "No Kafka in it: 1 connect that ICMP answered"),
         (("packets", "kafka", "retransmissions", "duplicate_packets", "open", "not_tcp"), "Complete"),
         (("packets", "kafka", "gap", "tls"), "Not complete: there are holes, some connections are encrypted"),
         (("packets", "kafka", "unknown_link"), "Not complete"),

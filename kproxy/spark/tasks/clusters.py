@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kproxy.capture.clusters import CONNECTED, Clusters, Earlier, Labels, note, of_connections
+from kproxy.capture.clusters import BROKER, CONNECTED, Clusters, Earlier, Labels, note, of_connections
 from kproxy.capture.quality import Quality
 from kproxy.convert.clusters import answers
 from kproxy.convert.kept_frames import KEPT_FRAMES
@@ -46,6 +46,12 @@ def separate_clusters(
         if list(quality):
             counts[source] = quality
     if not names:
+        brokers = _by_source(rows(schema.CONNECTIONS).where("broker_bytes > 0").select("source", *BROKER).distinct())
+        for source, of_source in brokers.items():
+            addresses = [(row["broker_address"], row["broker_port"]) for row in of_source]
+            current.note_not_shown(quality := counts.get(source, Quality()), source, addresses)
+            if list(quality):
+                counts[source] = quality
         return {}, counts, known
     connections = _by_source(rows(schema.CONNECTIONS).select("source", *CONNECTED))
     exchanges = rows(schema.EXCHANGES).where("client_id is not null")
