@@ -21,6 +21,7 @@ MAX_NAME = 1024  # characters of a user's name; it stays with the connection
 FETCH_S = 10.0
 _SILENCE_S = 5.0  # of the JWKS server
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+CURVES = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}  # RFC 7518, 3.4
 
 
 _REQUIRED = {
@@ -116,6 +117,9 @@ class TokenChecker:
             key = self._jwt.PyJWK.from_dict(entry)
         except Exception:  # other keys may work
             raise _UnusedKeyError("of an unknown type, curve or algorithm, or incomplete") from None
+        curve = CURVES.get(str(entry.get("alg")))
+        if entry["kty"] == "EC" and curve is not None and entry.get("crv") != curve:
+            raise _UnusedKeyError(f"of another curve than that of its algorithm: {entry['alg']} is for {curve}")
         if entry["kty"] != "RSA":
             return entry.get("kid"), key
         if key.key.key_size < MIN_RSA_BITS:

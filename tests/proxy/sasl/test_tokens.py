@@ -151,6 +151,9 @@ def test_claims_that_do_not_name_the_user_may_be_of_any_type() -> None:
 
 
 SHORT = rsa.generate_private_key(public_exponent=65537, key_size=1024)
+EC_521 = json.loads(
+    jwt.algorithms.ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP521R1()).public_key())  # type: ignore[no-untyped-call]
+)
 PRIVATE = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA))
 
 
@@ -164,6 +167,8 @@ PRIVATE = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA))
         ({"kty": "oct", "k": "c2"}, "a shared secret"),
         ({"kty": "AKP", "alg": "ML-DSA-44", "pub": "AA"}, "of an unknown type, curve or algorithm"),
         ({"kty": "RSA", "n": "AQAB"}, "incomplete"),
+        (EC_521 | {"alg": "ES256"}, "of another curve than that of its algorithm: ES256 is for P-256"),
+        (EC_521 | {"x": EC_521["y"], "y": EC_521["x"]}, "of an unknown type, curve or algorithm"),  # on no curve
         (3, "no JSON object"),
     ],
 )
