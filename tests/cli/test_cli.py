@@ -104,7 +104,7 @@ def test_no_argument_is_silently_ignored(arguments, reason):
         (["decode", "--records"], b"this is a text and no log at all", 2, "<stdin> is text: give hexadecimal digits"),
         (
             ["decode"],
-            b"00000000: 0000 000b 0012 0000 0000 0001 ffff 00  .......\n",
+            b"00000010: 0000 000b 0012 0000 0000 0001 ffff 00  .......\n",
             2,
             "<stdin> is text: give hexadecimal",
         ),

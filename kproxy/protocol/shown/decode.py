@@ -43,6 +43,12 @@ class Decoded:
 
 # ----------------------------------------------------------------------------------------------------------- the bytes
 
+# A line of a dump: its offset, pairs of digits, and after two blanks (xxd), three (tshark) or a bar the characters.
+_DUMPED = re.compile(
+    rb"\s*(?P<offset>[0-9a-fA-F]{4,8})"
+    rb"(?::\s+(?P<of_xxd>(?:[0-9a-fA-F]{2}){1,2}(?: (?:[0-9a-fA-F]{2}){1,2})*)(?:  .*)?"
+    rb"|(?:\s+(?P<of_others>[0-9a-fA-F]{2}(?: {1,2}[0-9a-fA-F]{2})*)(?:(?: {3}|\s+[|>]).*)?)?)\s*"
+)
 _HEX = re.compile(rb"[0-9A-Fa-f\s:,]*")
 _PREFIXED = re.compile(rb"[0-9A-Fa-f\s:,xX\\]*")  # digits with 0x or \x before them, as in source code
 _ONE_DIGIT = re.compile(rb"(?:(?<![0-9A-Fa-f])0[xX]|\\x)([0-9A-Fa-f])(?![0-9A-Fa-f])")
@@ -70,10 +76,11 @@ def contents(file: BinaryIO) -> Buffer:
 def bytes_of(given: Buffer, *, must_be_hex: bool = False) -> Buffer:
     """Return the bytes of hexadecimal digits; other input unchanged.
 
-    Blanks, line breaks, colons, commas, 0x and \\x are skipped, and a byte order mark, as PowerShell writes it. Raises
-    Malformed for an odd number of digits, and with `must_be_hex` for any other input.
+    Blanks, line breaks, colons, commas, 0x and \\x are skipped, and a byte order mark, as PowerShell writes it; so
+    are the offsets and characters of a dump by xxd, `hexdump -C`, od or tshark. Raises Malformed for an odd number
+    of digits, and with `must_be_hex` for any other input.
     """
-    text = _without_prefixes(_without_mark(given))
+    text = _without_prefixes(_without_offsets(_without_mark(given)))
     if _HEX.fullmatch(text) is None:
         if must_be_hex:
             shown = bytes(text).decode(errors="replace")
@@ -95,6 +102,20 @@ def _without_mark(given: Buffer) -> Buffer:
             with suppress(UnicodeError):
                 return bytes(given[len(mark) :]).decode(encoding).encode("ascii")
     return given
+
+
+def _without_offsets(given: Buffer) -> Buffer:
+    """The hexadecimal digits of a dump whose lines begin with the offsets of their bytes; other input unchanged."""
+    if _HEX.fullmatch(given) is not None or not is_text(given):
+        return given
+    parts, size = [], 0
+    for line in bytes(given).splitlines():
+        found = _DUMPED.fullmatch(line)
+        if found is None or int(found["offset"], 16) != size:
+            return given
+        parts.append(digits := b"".join((found["of_xxd"] or found["of_others"] or b"").split()))
+        size += len(digits) // 2
+    return b"".join(parts)
 
 
 def _without_prefixes(given: Buffer) -> Buffer:

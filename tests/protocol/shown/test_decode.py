@@ -139,6 +139,26 @@ def test_hex_in_the_forms_that_tools_print_and_binary(given_bytes):
     assert decode.bytes_of(given_bytes) == b"\x00\x12\xff\x00"
 
 
+XXD = """00000000: 0000 000f 000c 0000 0000 0001 0001 6100  ..............a.
+00000010: 7879 7a                                  xyz
+"""
+HEXDUMP = """00000000  00 00 00 0f 00 0c 00 00  00 00 00 01 00 01 61 00  |..............a.|
+00000010  78 79 7a                                          |xyz|
+00000013
+"""
+TSHARK = """0000  00 00 00 0f 00 0c 00 00 00 00 00 01 00 01 61 00   ..............a.
+0010  78 79 7a                                          xyz
+"""
+
+
+@pytest.mark.parametrize("dump", (XXD, HEXDUMP, TSHARK, XXD.upper()))
+def test_a_dump_with_offsets_and_characters_is_read(dump):
+    expected = bytes.fromhex("0000000f000c000000000001000161 0078797a")
+    assert decode.bytes_of(dump.encode()) == decode.bytes_of(dump.encode(), must_be_hex=True) == expected
+    lines = dump.encode().splitlines(keepends=True)
+    assert decode.bytes_of(b"".join(lines[1:])) == b"".join(lines[1:])  # a line is missing
+
+
 def test_invalid_hex_is_refused():
     with pytest.raises(Malformed, match="5 hexadecimal digits"):
         decode.bytes_of(b"0012f")
