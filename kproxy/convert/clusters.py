@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kproxy.capture.clusters import CONNECTED, MAX_ADDRESSES, Address, Clusters, Known, Labels, of_connections
+from kproxy.capture.clusters import BROKER, CONNECTED, MAX_ADDRESSES, Address, Clusters, Known, Labels, of_connections
 from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
@@ -88,6 +88,15 @@ def of_file(source: str, known: Known, connections: Path, exchanges: Path | None
     rows = pq.read_table(connections, columns=CONNECTED).to_pylist()
     clients = _clients(exchanges) if exchanges is not None else ()
     return of_connections(source, known, rows, clients, alone=alone)
+
+
+def answering(connections: Path) -> Iterator[tuple[str, int]]:
+    """Yield the address and port of the brokers that sent bytes, for each connection in a file of `connections`."""
+    with pq.ParquetFile(connections) as file:
+        for batch in file.iter_batches(columns=[*BROKER, "broker_bytes"]):
+            for row in batch.to_pylist():
+                if row["broker_bytes"]:
+                    yield row["broker_address"], row["broker_port"]
 
 
 def _clients(exchanges: Path) -> Iterator[tuple[int, str]]:

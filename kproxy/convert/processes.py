@@ -23,10 +23,9 @@ from threading import current_thread, main_thread
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kproxy.capture.clusters import BROKER, Earlier, Labels, note
+from kproxy.capture.clusters import Earlier, Labels, note
 from kproxy.capture.dissection.keys import SHARDS
 from kproxy.capture.formats.storage import is_remote
 from kproxy.capture.quality import Quality, Twice
@@ -167,10 +166,9 @@ def _separate_clusters(
         quality = summary.quality[source]
         current.note_nameless(quality, source, of_this_run)
         if not names:
-            answered = pc.field("broker_bytes") > 0
-            file = places[f"{schema.CONNECTIONS.name}/{file_of(source)}"]
-            rows = pq.read_table(file, columns=BROKER, filters=answered)
-            current.note_not_shown(quality, source, zip(*(rows[name].to_pylist() for name in BROKER), strict=True))
+            current.note_not_shown(
+                quality, source, clusters.answering(places[f"{schema.CONNECTIONS.name}/{file_of(source)}"])
+            )
     found: dict[str, Labels] = {}
     for source in summary.paths if names else ():
         files = {

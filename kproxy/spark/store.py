@@ -196,7 +196,7 @@ def _by_file(pieces: "DataFrame", sizes: Sequence[tuple[tuple[str, int], int]]) 
     return (
         pieces.join(F.broadcast(spread), ["kind", "hour"])
         .select("kind", "hour", "data", number.alias("number"))
-        .repartitionById(first, "number")
+        .repartitionById(max(1, first), "number")
         .select("kind", "hour", "data")
     )
 
