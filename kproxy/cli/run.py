@@ -146,7 +146,7 @@ def run(file: str | None, **flags: Any) -> None:
         from kproxy.proxy.config.load import load
         from kproxy.proxy.filters.flight import FINDINGS, FindingsTrigger
         from kproxy.proxy.process.process import Inheritance, Process
-        from kproxy.proxy.process.workers.processes import begun
+        from kproxy.proxy.process.workers.processes import make_server
 
         inheritance = Inheritance.of(os.environ)
 
@@ -154,7 +154,7 @@ def run(file: str | None, **flags: Any) -> None:
             return load(file, os.environ, flags)
 
         settings = read()
-        server = begun(settings)
+        server = make_server(settings)
         triggered = settings.flight is not None and FINDINGS in settings.flight.triggers
         if settings.admin is not None or triggered:
             from kproxy.analysis.findings.following import Following

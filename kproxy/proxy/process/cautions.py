@@ -1,8 +1,8 @@
 """Settings that are valid but probably a mistake: readable secrets, ineffective policies and users, bad lag intervals.
 
-None of them prevents a start: `kproxy check` and `kproxy doctor` warn, a start and a reload log them. Each warning is
-certain, but the list is not complete, as for rules that never decide (`filters.policy.idle`). Warnings that a start
-gives by itself are not repeated here. Refuses to know how a warning is shown, and to hold the value of a secret.
+None of them prevents a start: `kproxy check` and `kproxy doctor` print them, a start and a reload log them. Each
+warning is certain, but the list is not complete, as for rules that never decide (`filters.policy.idle`). It does not
+repeat warnings that a start logs by itself. Refuses to know how a warning is shown, and to hold the value of a secret.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from kproxy.proxy.filters.policy.globs import Patterns
 from kproxy.proxy.sasl.users import UsersError, read
 
 MIN_ASK_INTERVAL_S = 1.0  # more frequent lag requests are a load of their own: 150 requests a second at 0.001
-MAX_COMPARED = 1000  # users to search for a similar name: with so many it takes 10 ms per name
+MAX_COMPARED = 1000  # users to search for a similar name, in 10 ms per name
 
 
 class Caution(NamedTuple):

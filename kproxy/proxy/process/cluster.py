@@ -1,10 +1,9 @@
 """One configured cluster, live: its ports, its brokers, and the connections through them.
 
-Every broker's port is bound before an answer that names it leaves: by asking the cluster (`discovery`) and, for a
-broker that appears later, inside the transform of that answer. If a port cannot be bound, clients still get that port
-and never the broker's own address; the fault is logged and counted, and binding is retried. If another process has the
-ports and asks the cluster (`Ports`), this one serves the clients passed to it. Refuses to know bytes, and the meaning
-of metrics.
+kproxy binds a broker's port before it forwards an answer that names the broker: after `discovery` has found it or, if
+it appears later, inside the transform of that answer. If a port cannot be bound, clients still get that port and never
+the broker's own address; kproxy logs and counts the fault, and retries. If another process has the ports and asks the
+cluster (`Ports`), this one serves the clients passed to it. Refuses to know bytes, and the meaning of metrics.
 """
 
 import logging
@@ -371,7 +370,7 @@ class ClusterProxy:
         self._tasks.stop()
 
     def end_new(self) -> None:
-        """From now on drain connections as soon as they are set up."""
+        """Drain further connections as soon as they are set up."""
         self._connections.ends = True
         self._connections.admission.hurry()
 
@@ -407,7 +406,7 @@ class ClusterProxy:
     async def _find_broker(self, client: Incoming) -> None:
         """Refuse a server name of a broker that no answer has named. Raises UpstreamError.
 
-        Clients choose the name: such a dial is counted as a bootstrap connection and makes no series of its own.
+        Clients choose the name, so kproxy counts such a dial as a bootstrap connection, without a series of its own.
         """
         node_id = client.node_id
         if node_id is not None and node_id not in self.routes.upstreams:
@@ -434,8 +433,8 @@ class ClusterProxy:
             self.address.port,
             dict(self.routes.upstreams),
             self._known.brokers | self._named,
-            # The port of an absent broker may be assigned to another: before an answer that names it leaves, workers
-            # ask.
+            # The port of an absent broker may be assigned to another one, so workers ask the parent before they forward
+            # an answer that names the absent broker.
             frozenset(self.brokers.keys() - absent.keys()),
             {node_id: port for node_id, port in assigned.items() if node_id not in absent},
             self._topology.sidecar_broker,

@@ -33,8 +33,8 @@ class Proxy:
     The settings are those of the configuration file, of one `[[cluster]]` and of the process, under the same names
     (`broker_port_base=20000`). A table is a dict (`tls={"certificate": "tls.crt"}`), an array of tables a list of
     dicts. A value is a text or of the setting's own type. Entering binds the ports, asks the cluster for its brokers
-    and returns when clients can be served; leaving finishes the requests in flight, for at most `drain_timeout_s`.
-    After leaving, it can be entered again.
+    and returns when kproxy can serve clients; leaving finishes the requests in flight, for at most `drain_timeout_s`.
+    A program may enter it again after leaving.
 
     Without `listen` it takes a free port of this machine, with free ports for the brokers behind it.
 

@@ -2,8 +2,8 @@
 
 A collection walks every object of a generation, 0.15 to 0.4 us each; gc.get_objects() walks them too, 0.02 to 0.1 us
 each. kproxy hardly needs collections: the last reference to a connection frees all that it owns (`Session`, `Relay`).
-The remaining cycles come from exceptions and from the admin's HTTP server, and most die young. So clients must not be
-able to grow a generation that is walked often:
+The remaining cycles come from exceptions and from the admin's HTTP server, and most die young. Clients must not be able
+to grow a generation that is walked often:
 
 - Young objects. Python collects when allocations exceed deallocations by a threshold. Pending requests are freed in
   arrival order: each new one replaces an old one, so that Python sees no growth while all pending ones become young

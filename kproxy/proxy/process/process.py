@@ -44,8 +44,8 @@ log = logging.getLogger("kproxy.process")
 class Inheritance:
     """Resources inherited from the parent process. `of` removes their variables, so that children do not see them."""
 
-    link: socket.socket | None = None  # to the kproxy that this one replaces
-    keeper: socket.socket | None = None  # to the stand-in process
+    link: socket.socket | None = None  # channel to the kproxy that this one replaces
+    keeper: socket.socket | None = None  # channel to the stand-in process
     given: GivenSockets = field(default_factory=GivenSockets)  # passed by systemd
 
     @classmethod
@@ -96,9 +96,10 @@ class Process:
         server.reloader.reads(load)
 
     def run(self) -> None:
-        """Serve until a signal ends it or a successor takes over; in the second case it may stand in and never return.
+        """Serve until a signal ends the process or a successor takes over.
 
-        If the process ends here, its signals stay ignored, so that a late one cannot change the exit status.
+        After a takeover the process may become the stand-in, and this method never returns. If the process ends here,
+        its signals stay ignored, so that a late one cannot change the exit status.
         """
         import uvloop
 

@@ -1,6 +1,6 @@
 """The relays of one process: its worker, clusters, recorder and flight recorder.
 
-A kproxy of one process has one `Relays`. With workers, each worker has one, and so has their parent, which accepts all
+A kproxy of one process has one `Relays`. With workers, each worker has one. Their parent has one too: it accepts all
 clients but relays only those of ZooKeeper. Refuses to know admin ports, signals and other processes.
 """
 

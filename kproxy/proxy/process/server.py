@@ -1,8 +1,8 @@
 """A kproxy that can be started, queried, reconfigured and stopped.
 
-Duty: the parts that exist once, however many processes relay: the admin port, the settings, the push to a collector,
-the link to the decoding process. `relays` has the parts of each relaying process, `team` has these processes. Refuses
-to know signals and the service manager (`process`).
+Duty: the parts that exist once for all processes: the admin port, the settings, the push to a collector, the link to
+the decoding process. `relays` has the parts of each relaying process, `team` has these processes. Refuses to know
+signals and the service manager (`process`).
 """
 
 import asyncio
@@ -325,7 +325,7 @@ class Server:
     ) -> None:
         """Apply the broker addresses that another kproxy has learned, for clusters that share a bootstrap broker.
 
-        ports: assigned as node ids appeared, each with the seconds for which its broker has been absent.
+        ports: the ports assigned as node ids appeared, each with the seconds since its broker became absent.
         """
         for proxy in self.clusters:
             name = proxy.cluster.name
@@ -368,7 +368,7 @@ class Server:
         self._team.reconfigured(new, differing)
 
     async def _retire_admin(self, admin: "Admin") -> None:
-        """Close an admin port that has been replaced, after a delay in which its current response can leave."""
+        """Close a replaced admin port after _ADMIN_RETIRES_S, so that its current response can leave."""
         await asyncio.sleep(_ADMIN_RETIRES_S)
         await admin.stop()
 

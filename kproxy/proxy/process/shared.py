@@ -35,4 +35,4 @@ class Ports(Protocol):
         """
 
     def broker_lost(self) -> None:
-        """A broker could not be dialled, or reset a connection."""
+        """Ask for the brokers soon: one could not be dialled, or reset a connection."""

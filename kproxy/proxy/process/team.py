@@ -31,7 +31,7 @@ class Owner(Protocol):
 
 
 class Team(Protocol):
-    """The relaying processes. Its methods are in the order in which a server first calls them."""
+    """The relaying processes. A server first calls the methods in this order."""
 
     def relays(self, server: Owner, shares: descriptors.Shares) -> Relays:
         """Make the relays of the server's own process."""

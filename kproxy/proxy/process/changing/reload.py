@@ -1,8 +1,8 @@
 """Reload of the settings of a running kproxy: read completely, compared, and applied completely or not at all.
 
-Duty: run one reload at a time, whoever requests it, and report its outcome: a log line, an answer for the API, cells
-for metrics. The settings in force are always those of one complete configuration, so that a restart changes nothing: if
-one of several changes needs a restart, none is applied. Refuses to know how a change is made.
+Duty: run one reload at a time, and report its outcome: a log line, an answer for the API, cells for metrics. The
+settings in force are always those of one complete configuration, so that a restart changes nothing: if one of several
+changes needs a restart, none is applied. Refuses to know how a change is made.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
     outcome: str
     changes: Sequence[str] = ()
-    faults: Sequence[tuple[str, str]] = ()  # (place, what is wrong and how to fix it)
+    faults: Sequence[tuple[str, str]] = ()  # (place, fault and its remedy)
 
     def as_json(self) -> dict[str, Any]:
         """Return the answer of the admin API."""

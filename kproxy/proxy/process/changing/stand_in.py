@@ -1,8 +1,8 @@
 """Stands in for a kproxy that was replaced, if its parent knows only the first process's id.
 
 A shell, a container, runit or supervisord watches the process that it started: if that process ended after its drain,
-the new kproxy would be considered dead, or be killed. So the first process stays, running this program, for as long as
-there is a kproxy: it passes signals on, follows further upgrades, and ends with the status of the last kproxy. It
+the new kproxy would be considered dead, or be killed. Therefore the first process runs this program until the last
+kproxy ends: it passes signals on, follows further upgrades, and ends with the status of the last kproxy. It
 imports next to nothing and costs 10 MB. It is not used if systemd is notified of the new process (Type=notify).
 
 Usage: python -P -c SOURCE PID FD: this module's source, then the process id of the running kproxy and a file

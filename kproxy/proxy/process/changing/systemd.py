@@ -17,8 +17,8 @@ from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sockets.given import GivenSockets
 
 FIRST_FD = 3  # first file descriptor that systemd passes
-EXTEND_S = 30  # how much longer a start may take, from each report on
-REPORT_S = 5.0  # between reports of a start that waits for the cluster
+EXTEND_S = 30  # s by which each report extends the time limit of the start
+REPORT_S = 5.0  # s between reports of a start that waits for the cluster
 WAIT_S = 0.2
 _MAX_STATUS = 512  # characters
 
@@ -69,7 +69,7 @@ def unused(
     """Return the faults of given sockets that no listener has taken.
 
     wanted: the addresses of kproxy's listeners, for the message. is_broker_port: whether kproxy will listen there once
-    a cluster names that broker; such a socket stays in the pool.
+    a cluster names that broker; then the socket stays in the pool.
     """
     faults = []
     for each in given:
@@ -101,7 +101,7 @@ class Notifier:
         return bool(self._path)
 
     def say(self, *lines: str) -> None:
-        """Send `NAME=value` lines; a manager that does not read them is no reason to stop."""
+        """Send `NAME=value` lines; kproxy continues if the manager does not read them."""
         if not self._path:
             return
         try:

@@ -2,7 +2,7 @@
 
 The running process starts the new one, and they exchange a JSON object per message over a pair of sockets:
 
-    old -> new   {"is": "sockets", "names": [...]}, with their file descriptors; in as many messages as needed
+    old -> new   {"is": "sockets", "names": [...]}, with their file descriptors; one or several messages
     old -> new   {"is": "state", ...}: see `State`; all sockets have been sent
     new -> old   {"is": "ready"}: it has read its settings, bound the other ports, and its brokers have answered
     old -> new   {"is": "sockets", ...} bound since, {"is": "state", ...}: the old one has stopped accepting
@@ -11,8 +11,8 @@ The running process starts the new one, and they exchange a JSON object per mess
     old -> new   {"is": "drains", "connections": N}, every REPORT_S; the channel ends when the old process does
 
 Both have the same sockets, so that clients wait in the backlog and none is refused. A failure of the new process before
-`serving` leaves the old one unchanged. Bounded: the new process has START_S to become ready. Refuses to know clusters'
-insides, signals, and what the processes are called.
+`serving` leaves the old one unchanged. Bounded: the new process has START_S to become ready. Refuses to know the
+content of a cluster's state, signals, and the command lines of the processes.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ from typing import Any
 from kproxy.errors import KproxyError
 from kproxy.proxy.sockets.given import GivenSockets
 
-START_S = 60.0  # until the new process is ready
-SWITCH_S = 10.0  # for each later step
+START_S = 60.0  # s until the new process is ready
+SWITCH_S = 10.0  # s for each later step
 REPORT_S = 1.0
 VARIABLE = "_KPROXY_UPGRADE_FD"
 _MAX_MESSAGE = 256 * 1024

@@ -1,8 +1,8 @@
 """Notices when the content of a file changes, however it is replaced.
 
 An editor renames a new file over the old one, Kubernetes replaces a symbolic link somewhere in the path, and some file
-systems report neither. So the file is polled. A change counts once two looks agree, so that a file that is still being
-written is not read. Refuses to know the file's content.
+systems report neither. So kproxy polls the file. A change counts once two polls in a row find the same state, so that
+kproxy does not read a file that is still being written. Refuses to know the meaning of the content.
 """
 
 import asyncio

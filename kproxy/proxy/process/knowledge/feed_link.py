@@ -28,7 +28,7 @@ from kproxy.proxy.sockets.channel import Channel, Gone, pair
 
 MAX_GROUPS = 1000  # groups of /api/groups per response
 DEFAULT_GROUPS = 100
-GROUPS_PER_SLICE = 16  # of a hundred members each, this takes 2 ms of the event loop
+GROUPS_PER_SLICE = 16  # 2 ms of the event loop if each group has a hundred members
 ASK_S = 2.0
 BEAT_S = 5.0
 CLOCK_NS = 10_000_000  # smallest change of the clock offset that is passed on
@@ -36,7 +36,7 @@ HANGS_S = 30.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 60.0
 _END_S = 3.0
-_WRITE_S = 15.0  # with rows to write
+_WRITE_S = 15.0  # replaces _END_S if the process has rows to write
 SNDBUF_BYTES = 1 << 20
 
 log = logging.getLogger("kproxy.insight")
@@ -47,7 +47,7 @@ def is_wanted(config: Config) -> bool:
     return any(cluster.detail != "headers" for cluster in config.clusters)
 
 
-def _begun(theirs: socket.socket) -> "subprocess.Popen[bytes]":
+def _start_process(theirs: socket.socket) -> "subprocess.Popen[bytes]":
     """Start the process with its end of the channel, and close that end here, also if the caller was cancelled."""
     with theirs:
         return subprocess.Popen(
@@ -119,19 +119,19 @@ class FeedLink:
         They come in slices that do not block the event loop; none if no cluster is followed. Raises ValueError, and
         NotNow at any point while the decoding process is restarting.
         """
-        self._asked()
+        self._groups_channel()
         limit = parameters.number(query, "limit", DEFAULT_GROUPS, MAX_GROUPS)
         cluster, _, group = query.get("after", "").partition("/")
         return self._group_slices((cluster, group), limit)
 
-    def _asked(self) -> Channel | None:
+    def _groups_channel(self) -> Channel | None:
         """Return the channel for requests about groups; None if no cluster is followed. Raises NotNow."""
         if self._cells and self._channel is None:
             raise NotNow("the process that follows groups is being started: ask again")
         return self._channel
 
     async def _group_slices(self, after: tuple[str, str], limit: int) -> AsyncIterator[list[dict[str, Any]]]:
-        while limit > 0 and (channel := self._asked()) is not None:  # the process may end between two slices
+        while limit > 0 and (channel := self._groups_channel()) is not None:  # the process may end between two slices
             wanted = min(limit, GROUPS_PER_SLICE)
             try:
                 found: list[dict[str, Any]] = await channel.ask("groups", after, wanted, timeout_s=ASK_S)
@@ -172,7 +172,7 @@ class FeedLink:
     async def _start(self) -> None:
         ours, theirs = pair()
         try:
-            self._process = await asyncio.to_thread(_begun, theirs)
+            self._process = await asyncio.to_thread(_start_process, theirs)
         except OSError as fault:
             ours.close()
             log.error("groups and leaders are not followed: no process can be started for it: %s", fault)

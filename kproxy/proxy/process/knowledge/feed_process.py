@@ -1,14 +1,14 @@
 """The process that decodes the exchanges copied by relays and keeps the knowledge of each cluster.
 
 Decoding an answer about 50,000 partitions takes a second of Python, and a thread of the relaying process would take
-that from its event loop; so this is a separate program, of low priority. It has a channel to its owner (the parent of
-several workers, or the only process), and a stream from each relaying process. It ends when its owner does.
+that from its event loop. Therefore a separate program with low priority decodes. It has a channel to its owner (the
+parent of several workers, or the only process), and a stream from each relaying process. It ends when its owner does.
 
 Exchanges of several connections and processes are sorted by the times of their answers, if none is later than
-REORDER_S. None waits longer than WAIT_S, whatever its time: packets of `kproxy watch` have wall clock time, which may
-be set, and this process learns of that (`clock`) a little later. Once a second it sends its owner all cells of each
-cluster that has changed. With `record`, rows are written to tables; when the owner ends, all exchanges received are
-decoded and written first.
+REORDER_S. No exchange waits longer than WAIT_S: packets of `kproxy watch` have wall clock time, which an administrator
+may change, and this process learns the change (`clock`) a little later. Once a second it sends its owner all cells of
+each cluster that has changed. With `record`, it writes rows to tables; when the owner ends, it decodes and writes all
+exchanges received before it ends too.
 
 Bounded: HELD_BYTES of waiting exchanges, beyond which streams are not read and relays drop; and the bounds of each
 cluster's knowledge. Refuses to know relays and HTTP.
@@ -43,7 +43,7 @@ REORDER_S = 0.15
 WAIT_S = 1.0
 HELD_BYTES = 32 << 20
 PUBLISH_S = 1.0
-_TURN_S = 0.02  # s of work before the channel is served
+_TURN_S = 0.02  # s of decoding before it reads the channel again
 _STEP_S = 0.05
 _READ_BYTES = 1 << 20
 _NICE = 5
@@ -80,7 +80,7 @@ class _Process:
         self._clock_offset_ns = 0
         self._recorder: KnowledgeRecorder | None = None
         self._reported_dropped = 0  # lost rows that were reported
-        self._last_source: dict[str, str] = {}  # of the latest exchange, by cluster
+        self._last_source: dict[str, str] = {}  # cluster -> source of its latest exchange
 
     async def run(self) -> None:
         handlers: dict[str, Handler] = {
@@ -192,7 +192,7 @@ class _Process:
             await asyncio.sleep(0 if self._heap and self._is_due() else _STEP_S)
 
     def _is_due(self) -> bool:
-        """Whether no earlier answer than that of the first waiting exchange can still arrive."""
+        """Whether to decode the first waiting exchange: it has waited for earlier ones, or streams are not read."""
         if not self._is_reading:
             return True
         at_ns, _, came_s, _ = self._heap[0]
@@ -204,7 +204,7 @@ class _Process:
         self._held_bytes -= kept.size_bytes
         try:
             self._process(kept)
-        except Exception:  # a fault in one exchange must not cost all others
+        except Exception:  # a fault in one exchange must not stop the decoding of others
             log.exception("a defect of kproxy: api=%d is not understood", kept.api_key)
             self._cluster(kept.whose.cluster).cells.left_out["undecodable"] += 1
 
@@ -250,7 +250,7 @@ class _Process:
                 await asyncio.sleep(0)
 
     def _tick(self) -> None:
-        """Record rows that waited for later exchanges, after which none can come in time."""
+        """Record rows that waited for later exchanges, once their time to wait has passed."""
         now_ns = monotonic_ns() + self._clock_offset_ns - int(REORDER_S * 1e9)
         for name, cluster in self._clusters.items():
             found = cluster.tick(now_ns)

@@ -30,12 +30,13 @@ from kproxy.protocol.apis import FETCH, OFFSET_COMMIT
 from kproxy.proxy.filters.feed import KeptExchange
 
 PROTOCOLS = ("classic", "consumer", "share", "streams")
-OF_LOG = ("stored", "removed")  # events of the coordinator's log
+OF_LOG = ("stored", "removed")  # event kinds decoded from the coordinator's log
 MAX_OWNED = 200_000
 MAX_SHOWN_MEMBERS = 100  # per group in /api/groups
 
-# The failed operation of each failure event; and errors that are part of every rebalance.
+# Failure event -> the operation that failed.
 _FAILED = {"join_answered": "join", "sync_answered": "sync", "heartbeat_failed": "heartbeat", "commit_failed": "commit"}
+# Errors that are part of every rebalance.
 _USUAL = frozenset(("MEMBER_ID_REQUIRED", "REBALANCE_IN_PROGRESS", "NONE"))
 # Errors that a coordinator returns to a member that is not, or is no longer, in the group.
 _REPLACED = frozenset((22, 25, 82, 110, 113))  # ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID, ..._EPOCH

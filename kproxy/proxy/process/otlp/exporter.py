@@ -1,8 +1,8 @@
 """OpenTelemetry's exporter of metrics over HTTP for `push.py`: without log lines, redirects or response bodies.
 
-The exporter reports only that a push failed; its session knows the reason. Redirects are not followed: the headers
-would go to another host. Only the head of a response is read, as a body could be endless. Needs the extra `otlp`.
-Refuses to know when pushes are made.
+OpenTelemetry's exporter reports only that a push failed; the session keeps the reason. It follows no redirect, which
+would send the headers to another host. It reads only the head of a response, as a body could be endless. Needs the
+extra `otlp`. Refuses to know when pushes are made.
 """
 
 import logging
@@ -33,7 +33,7 @@ def _hide_arguments(record: logging.LogRecord) -> bool:
 # The parser of OTEL_EXPORTER_OTLP_HEADERS logs each header that it does not understand.
 logging.getLogger("opentelemetry.util.re").addFilter(_hide_arguments)
 
-_DEEPEST = 10  # exceptions in a chain of causes
+_DEEPEST = 10  # exceptions to follow in a chain of causes
 _PHRASES = {status.value: f" {status.phrase}" for status in HTTPStatus}
 
 

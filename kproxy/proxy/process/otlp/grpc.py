@@ -1,10 +1,10 @@
 """OTLP over gRPC for `push.py`: OpenTelemetry's messages and service over a channel of grpcio.
 
 Each push has a channel of its own: renewed certificates are used, nothing runs between pushes, and there is no gRPC
-state when a process forks. OpenTelemetry's own exporter is not used: it logs the collector's response, which may repeat
-a header, and takes settings from the environment that would contradict kproxy's. Bounds: POINTS per message, as
-collectors limit a message to 4 MiB; MAX_ANSWER_BYTES of a response; `timeout_s` of a push. Needs the extra `otlp-grpc`.
-Refuses to know when pushes are made.
+state when a process forks. kproxy does not use OpenTelemetry's own exporter: it logs the collector's response, which
+may repeat a header, and takes settings from the environment that would contradict kproxy's. Bounds: POINTS per message,
+as collectors limit a message to 4 MiB; MAX_ANSWER_BYTES of a response; `timeout_s` of a push. Needs the extra
+`otlp-grpc`. Refuses to know when pushes are made.
 """
 
 import time
@@ -113,7 +113,7 @@ def portions(data: MetricsData, most: int) -> Iterator[MetricsData]:
 
 
 def _reason(fault: Any) -> str:
-    """Return grpcio's own reason; of a collector's response only the status."""
+    """Return grpcio's own reason, or only the status of a collector's response, whose text may repeat a header."""
     name, details = fault.code().name, fault.details() or ""
     return f"{name}: {details}" if details.startswith(_OURS) else f"the status was {name}"
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from kproxy.proxy.process.otlp.grpc import GrpcExporter
 
 OUTCOMES = ("success", "failed")
-LAST_S = 3.0  # for the last push
-SLACK_S = 5.0  # for serializing metrics, before a push is abandoned
+LAST_S = 3.0  # s for the last push
+SLACK_S = 5.0  # s for serializing metrics, added to the time after which a push is abandoned
 MAX_HEADERS_BYTES = 64 * 1024
 MAX_REASON = 300  # characters
 _VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS")

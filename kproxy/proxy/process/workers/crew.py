@@ -1,16 +1,16 @@
 """The parent's view of the workers of a kproxy: starts them, gives them clients, and replaces those that end.
 
-A client goes to the worker with the fewest connections of its port and, among equals, the fewest in all: the clients of
-a busy broker are spread, whatever the other ports have. The parent keeps a client's socket until the worker has taken
-it, so a worker that dies loses only connections that it had taken. Its replacement starts at once, or after a pause if
-workers end soon after their start. A worker that takes nothing for LATE_S gets no further client until it does; one
-that answers neither a request within HANGS_S nor a repeated one is killed.
+A client goes to the worker with the fewest connections of its port and, among equals, the fewest in all: this spreads
+the clients of a busy broker over all workers. The parent keeps a client's socket until the worker has taken it, so a
+worker that dies loses only connections that it had taken. Its replacement starts at once, or after a pause if workers
+end soon after their start. A worker that takes nothing for LATE_S gets no further client until it does. The parent
+kills a worker that answers neither a request within HANGS_S nor a repeated one.
 
-The template may die as well (the kernel, short of memory, chooses among all processes): another one is started, and the
-workers of the former continue.
+The template may die as well (the kernel's OOM killer chooses among all processes): the parent starts another one, and
+the workers of the former continue.
 
 Bounded: UNTAKEN clients on their way to one worker, and as many in it as it has descriptors for; further clients wait
-here, and the gate counts all of them. Refuses to know what workers do with a client, and what their messages mean.
+here, and the gate counts all of them. Refuses to know how workers serve a client, and the meaning of their messages.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ from kproxy.proxy.tasks import waited
 
 UNTAKEN = 64
 LATE_S = 0.5
-BEAT_S = 5.0  # between two checks that a worker's event loop runs
+BEAT_S = 5.0  # s between two checks that a worker's event loop runs
 HANGS_S = 30.0
 _STEADY_S = 1.0  # a worker that lived at least this long is replaced at once
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 10.0
-_STATUS_S = 5.0  # for a worker to end after its channel has ended
+_STATUS_S = 5.0  # s to wait for a worker's end after the end of its channel
 _STEADY_TEMPLATE_S = 60.0
-_TEMPLATES = 6  # consecutive templates that forked no worker, before kproxy gives up
+_TEMPLATES = 6  # consecutive templates that forked no worker, after which kproxy starts no further one
 
 Port = tuple[str, int | None]  # cluster, and node id or None for the bootstrap port
 

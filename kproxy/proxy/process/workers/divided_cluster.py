@@ -1,12 +1,12 @@
 """A cluster shared by several processes: the parent has its ports and its discovery, workers its connections.
 
-The parent holds the state of the brokers. It sends all of it to the workers at every change; an address that a worker
-learns from an answer goes to the parent first, and from there to the others. A worker that finds a broker without a
-port in an answer asks the parent to open one and waits for the reply, since the answer must not leave before. Bounded:
-ASK_S for one such wait, WAIT_S of waits in any second; beyond, the answer leaves, and the broker counts as one without
-a port. A worker's message about a broker names the settings under which the address was learned, as the parent may have
-others by then. A client whose address comes in a PROXY header waits at most COUNT_S for the parent to count it. Refuses
-to know metrics, and how messages travel.
+The parent holds the state of the brokers and sends all of it to the workers at every change. A worker that learns an
+address from an answer sends it to the parent, which sends it to the others. A worker that finds a broker without a port
+in an answer asks the parent to open one and waits for the reply before it forwards the answer. Bounded: ASK_S for one
+such wait, WAIT_S of waits in any second; beyond, the answer leaves, and the broker counts as one without a port. A
+worker's message about a broker names the settings under which it learned the address, as the parent may have others by
+then. A client whose address comes in a PROXY header waits at most COUNT_S for the parent to count it. Refuses to know
+metrics, and the transport of messages.
 """
 
 import logging
@@ -28,18 +28,18 @@ from kproxy.proxy.sockets.channel import Channel, Gone
 ASK_S = 0.25
 COUNT_S = 5.0
 WAIT_S = 0.5
-AGAIN_S = 1.0  # before the parent is asked again for a port that it could not open; it reports the port when it is open
+AGAIN_S = 1.0  # s before asking the parent again for a port that it could not open; it reports the port when it is open
 MAX_REFUSED = 4096
 
 log = logging.getLogger("kproxy.cluster")
 
 
 class HandOver:
-    """Gives the clients of a cluster that the parent accepts to workers. tell(): sends them the parent's state."""
+    """Gives the clients that the parent accepts to workers. send_state(): sends workers the parent's state."""
 
-    def __init__(self, crew: Crew, tell: Callable[[], None]) -> None:
+    def __init__(self, crew: Crew, send_state: Callable[[], None]) -> None:
         self._crew = crew
-        self._tell = tell
+        self._send_state = send_state
 
     def serves(self, worker: Worker, cluster: Cluster, changed: Callable[[], None]) -> ClusterProxy:
         """Return the parent's part of a cluster. Raises ConfigError."""
@@ -54,7 +54,7 @@ class HandOver:
 
     def _give(self, worker: Worker, proxy: ClusterProxy, client: Incoming) -> None:
         """Give an accepted client to a worker, which has received all learned broker addresses by then."""
-        self._tell()
+        self._send_state()
         admission = proxy.admission  # the one that counted it, even if a reload replaces it
         try:
             own = proxy.destination_of(client.sock)

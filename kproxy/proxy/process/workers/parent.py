@@ -37,12 +37,12 @@ from kproxy.tables.live.claim import claim
 if TYPE_CHECKING:
     from kproxy.proxy.process.knowledge.feed_link import FeedLink
 
-SCRAPE_S = 0.5  # for workers to send their counters; a late worker is shown with its previous ones
+SCRAPE_S = 0.5  # s in which workers must send their counters; a scrape has the previous counters of a late worker
 ROWS_S = 2.0
-_ENDS_S = 3.0  # for workers to end, beyond the drain timeout
+_ENDS_S = 3.0  # s in which workers must end, beyond the drain timeout
 PARENT = 0  # the parent's number as a recorder: workers begin with 1
-_SENT_S = 5.0  # for a worker to receive a message
-_PUSH_S = 0.005  # changes within this time are sent once, unless a client comes
+_SENT_S = 5.0  # s in which a worker must receive a message
+_PUSH_S = 0.005  # s: workers get all changes of this time in one message, or earlier if a client comes
 
 log = logging.getLogger("kproxy.processes")
 
@@ -80,7 +80,7 @@ class Parent:
         return self._relays
 
     def keep(self, *, beside: bool) -> None:
-        """Claim the folder for all workers, each of which records into its own files, until this process ends.
+        """Claim the folder for all workers until this process ends; each worker records into its own files.
 
         Workers run the flight recorder too; its folder is checked here, before they start.
         """
@@ -156,7 +156,7 @@ class Parent:
     def reconfigured(self, new: Config, differing: Changes) -> None:
         self._crew.most_in_each = descriptors.reserve(new.max_connections, new.workers, warns=False).in_each
         self._crew.broadcast("reconfigure", new, differing)
-        self._pushed.clear()  # it is of the former settings
+        self._pushed.clear()  # state under the former settings
         self._changed()
         self._push_now()  # before the next client, and the next reload
 
@@ -213,7 +213,7 @@ class Parent:
         return loops
 
     def _send_all(self, name: str, *values: Any) -> None:
-        """Send workers a loop that the parent has found (never in a client's bytes: it reads none)."""
+        """Send workers a loop that the parent has found (never in a client's bytes, which it does not read)."""
         self._crew.broadcast(name, *values)
 
     def _dialled(self, own: Address, upstream: Address) -> None:

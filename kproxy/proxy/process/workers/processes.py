@@ -8,8 +8,8 @@ from kproxy.proxy.config.settings import Config
 from kproxy.proxy.process.server import Server
 
 
-def begun(config: Config) -> Server:
-    """Return a server that has not started, with its log; for several processes, its template is forked."""
+def make_server(config: Config) -> Server:
+    """Set up the log and return a server that has not started; for several processes, fork the template first."""
     if config.workers == 1:
         log_lines.begin(config.log_level, config.log_format)
         return Server(config)

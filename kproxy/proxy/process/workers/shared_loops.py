@@ -2,7 +2,7 @@
 
 All processes share the token of kproxy's own requests; a request's number identifies the process that sent it. Workers
 report the local address of each connection that they dial to the parent, which accepts. When one process finds a loop,
-all refuse that upstream and close their connections to it. Refuses to know channels: it is given a callable.
+all refuse that upstream and close their connections to it. Refuses to know channels: it calls a given function.
 """
 
 import re

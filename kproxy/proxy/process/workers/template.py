@@ -1,8 +1,8 @@
 """The process that workers are forked from: it has imported all modules, and runs neither an event loop nor a thread.
 
 Neither an event loop nor a process with threads may be forked: a child would find locks of those threads locked for
-ever. So kproxy forks this process before it starts either, and this process forks each worker on demand, including
-replacements. All workers share the memory pages of the imported modules.
+ever. kproxy therefore forks this process before it starts either, and this process forks each worker on demand,
+including replacements. All workers share the memory pages of the imported modules.
 
 It reports the end of each worker to its parent. When the parent has ended, it waits for its workers, which detect the
 parent's end themselves and have the drain time to finish, and then ends. It ignores the signals that stop kproxy, as
@@ -33,8 +33,8 @@ from kproxy import __version__
 from kproxy.proxy.sockets.channel import pair
 
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-FORK_S = 30.0  # for the template to fork a worker
-_KILL_AFTER_S = 5.0  # beyond the workers' drain time
+FORK_S = 30.0  # s in which the template must fork a worker
+_KILL_AFTER_S = 5.0  # s beyond the workers' drain time
 _REAP_S = 0.01
 
 Work = Callable[[socket.socket], None]
@@ -207,7 +207,7 @@ def _serve(sock: socket.socket, work: Work, drain_s: float) -> None:
             if data and ancillary:
                 pid = _fork(sock, array("i", ancillary[0][2])[0], work, (woken, wakes))
                 workers |= {pid} if pid > 0 else set()
-                _tell(sock, ("forked", int(data), pid))
+                _send(sock, ("forked", int(data), pid))
             elif not data:
                 end = monotonic() + drain_s + _KILL_AFTER_S
         if end is not None and monotonic() >= end:
@@ -244,9 +244,9 @@ def _reap(workers: set[int], sock: socket.socket | None) -> None:
             return
         workers.discard(pid)
         if sock is not None:
-            _tell(sock, ("ended", pid, status))
+            _send(sock, ("ended", pid, status))
 
 
-def _tell(sock: socket.socket, message: tuple[object, ...]) -> None:
+def _send(sock: socket.socket, message: tuple[object, ...]) -> None:
     with suppress(OSError):  # the parent has ended
         sock.send(pickle.dumps(message))

@@ -34,8 +34,8 @@ from kproxy.proxy.sockets.channel import Channel, Handler
 from kproxy.proxy.tasks import Tasks
 from kproxy.wire.decisions.authorizer import MAX_HELD_REQUEST
 
-PUBLISH_S = 1.0  # counters since the last report are lost if a worker is killed
-_FLUSH_S = 1.0  # for the parent to receive the last messages
+PUBLISH_S = 1.0  # s between reports of counters; a killed worker loses those since its last report
+_FLUSH_S = 1.0  # s in which the parent must receive the last messages
 
 log = logging.getLogger("kproxy.processes")
 
@@ -155,7 +155,7 @@ class _Process:
         if self._serving is not None:
             try:
                 self._serving.reconfigure(new, differing)
-            except Exception as fault:  # for example a changed file: no client may be served with the former settings
+            except Exception as fault:  # a changed file, for example: never serve a client with the former settings
                 log.error("the new settings do not work here: %s", fault)
                 logging.shutdown()
                 os._exit(1)  # the parent starts another worker with these settings
