@@ -1,4 +1,4 @@
-"""How the rules of a policy name APIs: by Kafka's names, by groups of them, by number, or all by "*".
+"""The API names in policy rules: Kafka's names, groups of APIs, numbers, or "*" for all APIs.
 
 Every API of the schema is in exactly one group, which a test asserts. Refuses to know rules.
 """
@@ -10,10 +10,10 @@ from kproxy.protocol.schema import api_name, schema
 
 EVERYTHING = "*"
 
-# Logins, and the versions that a broker offers: no rule applies to them, since no client could begin without.
+# Logins, and the versions that a broker supports: no rule applies to them, since every client begins with them.
 ALWAYS = ("SaslHandshake", "ApiVersions", "SaslAuthenticate")
 
-# Requests of consumers, including members of groups and share groups. They commit offsets, and so do not only read.
+# Requests of consumers, including members of groups and share groups. These APIs also commit offsets.
 READ = (
     *("Fetch", "ListOffsets", "OffsetForLeaderEpoch", "ShareFetch", "ShareAcknowledge"),
     *("FindCoordinator", "JoinGroup", "SyncGroup", "Heartbeat", "LeaveGroup", "OffsetCommit", "OffsetFetch"),
@@ -26,7 +26,7 @@ WRITE = (
     *("StreamsGroupHeartbeat", "StreamsGroupTopologyDescriptionUpdate"),
 )
 
-# Requests that change nothing and read no record.
+# Requests that change nothing and return no records.
 DESCRIBE = (
     *("Metadata", "DescribeCluster", "DescribeTopicPartitions", "DescribeGroups", "ListGroups"),
     *("ConsumerGroupDescribe", "ShareGroupDescribe", "StreamsGroupDescribe", "DescribeShareGroupOffsets"),
@@ -36,7 +36,7 @@ DESCRIBE = (
     *("GetTelemetrySubscriptions", "PushTelemetry"),
 )
 
-# Requests of administrators, which change topics, groups, rights, settings or brokers. These are audited.
+# Requests of administrators, which change topics, groups, rights, settings or brokers. The audit log has each of them.
 ADMIN = (
     *("CreateTopics", "DeleteTopics", "CreatePartitions", "DeleteRecords", "ElectLeaders"),
     *("AlterPartitionReassignments", "AlterReplicaLogDirs", "AlterConfigs", "IncrementalAlterConfigs"),
@@ -64,19 +64,19 @@ READ_ONLY = ("read", "describe")
 
 @cache
 def keys_of_names() -> dict[str, int]:
-    """Kafka's name of every API -> its key."""
+    """Return Kafka's name of every API -> its key."""
     return {api.name: key for key, api in schema().apis.items()}
 
 
 @cache
 def group_keys(group: str) -> frozenset[int]:
-    """The keys of a group's APIs."""
+    """Return the keys of a group's APIs."""
     names = keys_of_names()
     return frozenset(names[name] for name in GROUPS[group])
 
 
 def api_keys(text: str) -> frozenset[int] | None:
-    """The API keys that a rule's `api` means; None: all. Raises ValueError, with a similar name, if it is no API."""
+    """Return the API keys that a rule's `api` means; None: all. Raises ValueError, with a similar name, for others."""
     if text == EVERYTHING:
         return None
     if text in GROUPS and text != "always":
@@ -97,6 +97,6 @@ def api_keys(text: str) -> frozenset[int] | None:
 
 
 def group_of(api_key: int) -> str | None:
-    """The group of an API; None for a key that the schema does not have."""
+    """Return the group of an API; None for a key that the schema does not have."""
     name = api_name(api_key)
     return next((group for group, members in GROUPS.items() if name in members), None)

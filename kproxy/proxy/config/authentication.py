@@ -1,4 +1,4 @@
-"""`[cluster.authentication]`: which SASL logins of clients kproxy checks itself, and against what.
+"""`[cluster.authentication]`: the SASL mechanisms with which clients log in at kproxy, and the sources of their users.
 
 Refuses to open the files that it names.
 """
@@ -64,7 +64,7 @@ class Authentication(Frozen):
 
 
 def authentication_faults(authentication: Authentication) -> Iterator[tuple[str, str]]:
-    """Faults between the settings of an authentication."""
+    """Yield faults between the settings of an authentication: (setting, problem and remedy)."""
     path = "authentication"
     mechanisms = set(authentication.mechanisms)
     of_users = sorted(mechanisms - {"OAUTHBEARER"})

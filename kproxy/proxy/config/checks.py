@@ -1,4 +1,4 @@
-"""Faults between settings whose single values are all valid, as far as they show without a socket.
+"""Faults between settings whose single values are all valid, found without a socket.
 
 Ports that overflow or overlap, an upstream that is kproxy itself, addresses that no client could dial. Each fault is
 (place of the setting, problem and remedy). Refuses to resolve names and to open anything.
@@ -14,7 +14,7 @@ from kproxy.proxy.config.settings import ANY, BrokerPorts, Cluster
 
 
 def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Faults of a cluster whose single values are all valid."""
+    """Yield the faults of a cluster whose single values are all valid."""
     yield from _proxy_protocol_faults(cluster)
     yield from _sni_faults(cluster)
     if cluster.destinations and cluster.route != "transparent":
@@ -68,7 +68,7 @@ def cluster_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _any_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
-    """Faults of entries with ids any, and of settings that only these have."""
+    """Yield the faults of entries with `ids = "any"`, and of settings that only such entries have."""
     path = ""
     for number, entry in enumerate(cluster.brokers):
         if entry.ids != ANY:
@@ -117,7 +117,7 @@ def _proxy_protocol_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def knows_clients(cluster: Cluster) -> bool:
-    """Whether clients have principals: by a login, or by a certificate."""
+    """Whether clients have principals, from a login or a certificate."""
     return cluster.authentication is not None or (cluster.tls is not None and cluster.tls.client_certificates != "none")
 
 
@@ -146,9 +146,9 @@ def _sni_faults(cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def shared_faults(clusters: list[Cluster], admin: Address | None) -> Iterator[tuple[str, str]]:
-    """Faults between clusters: names, ports, and kproxy as its own upstream."""
+    """Yield the faults between clusters: names, ports, and kproxy as its own upstream."""
     taken: dict[int, list[tuple[str, str]]] = {}  # port -> (host, owner)
-    files: dict[Path, str] = {}  # ports_file -> the cluster that keeps its ports there
+    files: dict[Path, str] = {}  # ports_file -> its cluster
     reported: set[tuple[str, str]] = set()
 
     def take(host: str, port: int, owner: str) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,6 @@
-"""Opening files that settings name and that may change at any time, on the event loop too.
+"""Opens files that settings name and that may change at any time, also on the event loop.
 
-Only regular files: opening or reading a pipe or a device could block for ever. Refuses to know contents.
+It opens only regular files: opening or reading a pipe or a device could block for ever. Refuses to know contents.
 """
 
 import errno
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 
 def named(path: Path) -> str:
-    """A file as messages name it. A text without a folder, or with several lines, may be the secret itself."""
+    """Return the name of a file for messages. A text without a folder, or of several lines, may be a secret."""
     text = str(path)
     if path.exists() or ("/" in text and "\n" not in text and "-----" not in text):
         return text
@@ -19,7 +19,7 @@ def named(path: Path) -> str:
 
 
 def version(path: Path) -> tuple[int, ...]:
-    """What differs after a change of the file; () if there is none."""
+    """Return a value that differs after each change of the file; () if there is no file."""
     try:
         found = path.stat()
     except OSError:
@@ -28,7 +28,7 @@ def version(path: Path) -> tuple[int, ...]:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """The file, opened to be read; raises OSError, also if it is no regular file."""
+    """Open a file for reading. Raises OSError, also if it is not a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         mode = os.fstat(descriptor).st_mode

@@ -1,6 +1,6 @@
-"""Settings of the flight recorder: `[flight]`, or a folder alone.
+"""Settings of the flight recorder: the table `[flight]`, or only its folder as a text.
 
-Refuses to know what is kept (`kproxy.flight`) and when a dump is made.
+Refuses to know the recorder's memory (`kproxy.flight`) and the time of a dump.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from kproxy.proxy.config.model import Frozen
 _Trigger = Literal["slow", "error", "disconnect", "findings"]
 TRIGGERS: tuple[str, ...] = get_args(_Trigger)
 _Severity = Literal["critical", "warning", "note"]
-SEVERITIES: tuple[str, ...] = get_args(_Severity)  # the gravest first
+SEVERITIES: tuple[str, ...] = get_args(_Severity)  # the most severe first
 _MIB = 1 << 20
 
 
@@ -43,5 +43,5 @@ class Flight(Frozen):
 
 
 def of_folder(value: Any) -> Any:
-    """A folder alone stands for a table of defaults."""
+    """Return a table with defaults for a text, which is the folder; any other value unchanged."""
     return {"folder": value} if isinstance(value, str | Path) else value

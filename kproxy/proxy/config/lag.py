@@ -1,7 +1,7 @@
 """Settings of consumer lag: `[cluster.lag]`.
 
-Refuses to know how lag is computed (`metrics/consumers/offsets.py`, `metrics/consumers/lag.py`), and how brokers are
-asked.
+Refuses to know the computation of lag (`metrics/consumers/offsets.py`, `metrics/consumers/lag.py`), and requests to
+brokers.
 """
 
 from typing import Annotated

@@ -13,13 +13,13 @@ from kproxy.addresses import numeric
 from kproxy.proxy.config.model import Frozen
 
 HANDSHAKE_TIMEOUT_S = 10.0
-AGE_JITTER = 0.1  # connections opened together end spread over a tenth of their age, not all at once
+AGE_JITTER = 0.1  # connections opened at the same time end within a tenth of `max_age_s`, not all at once
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def network(value: Any) -> Network:
-    """An address or a network; one of IPv4 mapped into IPv6 is one of IPv4, as the addresses of clients are."""
+    """Return the network that a text means; an IPv4-mapped IPv6 network becomes IPv4, as do addresses of clients."""
     try:
         found = value if isinstance(value, Network) else ipaddress.ip_network(str(value).strip())
         mapped = found.network_address.ipv4_mapped if isinstance(found, ipaddress.IPv6Network) else None
@@ -33,7 +33,7 @@ def network(value: Any) -> Network:
         raise ValueError(text) from None
 
 
-_MAPPED = 96  # bits before an IPv4 address that is mapped into IPv6
+_MAPPED = 96  # bits before the IPv4 address in an IPv4-mapped IPv6 address
 
 Networks = tuple[Annotated[Network, BeforeValidator(network)], ...]
 
@@ -62,18 +62,18 @@ class Limits(Frozen):
 
     @property
     def ends_some(self) -> bool:
-        """Whether there is a limit for the duration of a connection."""
+        """Whether some limit ends open connections."""
         return self.idle_timeout_s is not None or self.max_age_s is not None
 
     @property
     def admits_some(self) -> bool:
-        """Whether there is a limit for new connections."""
+        """Whether some limit applies to new connections."""
         names = ("max_connections", "max_connections_per_address", "max_connection_rate")
         return any(getattr(self, name) is not None for name in (*names, "max_connection_rate_per_address"))
 
 
 def is_in(host: str, networks: Networks) -> bool:
-    """Whether a numeric address is in one of these networks. A name is in none."""
+    """Whether a numeric address is in one of these networks; False for a host name."""
     address = numeric(host)
     return address is not None and any(
         address.version == network.version and address in network for network in networks

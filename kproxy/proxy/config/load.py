@@ -1,9 +1,9 @@
-"""Reads the settings of `kproxy run`: from a TOML file, the environment and flags; the later wins.
+"""Reads the settings of `kproxy run`: from a TOML file, the environment and flags; the later source wins.
 
-Every fault is reported at once, each with where its value came from (a flag, a variable, a place in the file). A flag
+It reports all faults together, each with the source of its value (a flag, a variable, a place in the file). A flag
 `--broker-port-base` is the variable KPROXY_BROKER_PORT_BASE and the key `broker_port_base` of the file. Flags and
-variables describe the cluster where there is one; several are told apart only in the file, one `[[cluster]]` each.
-Refuses to know what the settings mean.
+variables describe the only cluster; several clusters need the file, with a `[[cluster]]` for each. Refuses to know the
+meaning of settings.
 """
 
 import difflib
@@ -41,9 +41,9 @@ def load(
     flags: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
 ) -> Config:
-    """The settings, or ConfigError with every fault. `flags` holds names as in the file; None means not given.
+    """Return the settings. Raises ConfigError with every fault. flags: by the names of the file; None: not given.
 
-    given: the settings of a program without a file, as a file would hold them.
+    given: the settings of a program without a file, in the form that a file would give them.
     """
     environment = environment or {}
     file = file or environment.get("KPROXY_CONFIG") or None
@@ -79,7 +79,7 @@ def load(
     sound: list[Cluster] = []
     misplaced = document.keys() & set(CLUSTER_SETTINGS)
     if any(_near(name, ["cluster"]) for name in document):
-        misplaced |= set(CLUSTER_SETTINGS)  # their table has another name, which has a fault of its own
+        misplaced |= set(CLUSTER_SETTINGS)  # their table has a wrong name, which is reported as a fault of its own
     for number, table in enumerate(tables):
         paths = _Paths(f"{where}cluster[{number}]." if file else "", origins if len(tables) == 1 else {})
         cluster = _validated(Cluster, table, paths, faults, misplaced)
@@ -97,7 +97,7 @@ def load(
         faults += [(paths(place), text) for place, text in zookeeper_faults(process.zookeeper, taken)]
     if process is not None and process.admin is None:
         for name in ("admin_tls", "admin_token_file"):
-            from_variable = paths(name).startswith("KPROXY_")  # the variable of the token's file is also that of `ctl`
+            from_variable = paths(name).startswith("KPROXY_")  # `kproxy ctl` reads the variable of admin_token_file too
             if getattr(process, name) is not None and not from_variable:
                 faults.append((paths(name), "says nothing without admin"))
     if faults or process is None:
@@ -106,7 +106,7 @@ def load(
 
 
 def _mistyped(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Variables that begin as ours do and are none, but those that Kubernetes sets for a Service called kproxy."""
+    """Yield unknown variables that begin with KPROXY_, except those of Kubernetes for a Service named kproxy."""
     known = [
         "KPROXY_CONFIG",
         "KPROXY_CORE",
@@ -125,7 +125,7 @@ def _mistyped(environment: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 class _Paths:
-    """Names the place of a setting: the flag or variable that set it, else its place in the file."""
+    """Returns the place of a setting: the flag or variable that set it, else its place in the file."""
 
     def __init__(self, prefix: str, origins: Mapping[str, str]) -> None:
         self._prefix = prefix
@@ -141,7 +141,7 @@ class _Paths:
 def _read(path: Path) -> dict[str, Any]:
     text = ""
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors on Windows begin a file with a mark
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
         return tomllib.loads(text)
     except OSError as fault:
         raise ConfigError([(str(path), f"cannot be read: {fault.strerror or fault}")]) from None
@@ -163,7 +163,7 @@ def _only(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 def _validated(
     model: type[Model], values: Mapping[str, Any], paths: _Paths, faults: Faults, misplaced: Iterable[str] = ()
 ) -> Model | None:
-    """The model, or None and faults. misplaced: settings of a cluster that stand above all [[cluster]] of the file."""
+    """Return the model, or None and faults. misplaced: settings of a cluster above all [[cluster]] of the file."""
     try:
         return model.model_validate(values)
     except ValidationError as found:
@@ -188,7 +188,7 @@ def _validated(
 
 
 def _is_mistyped(model: type[BaseModel], location: tuple[str | int, ...], errors: list[ErrorDetails]) -> bool:
-    """Whether a missing key is in the same table with another spelling, which has a fault of its own."""
+    """Whether a missing key is in the same table with another spelling, which is reported as a fault of its own."""
     names = [*_model_at(model, location[:-1]).model_fields]
     return any(
         error["type"] == "extra_forbidden"
@@ -199,14 +199,14 @@ def _is_mistyped(model: type[BaseModel], location: tuple[str | int, ...], errors
 
 
 def _annotation(model: type[BaseModel], location: tuple[str | int, ...]) -> Any:
-    """The type of the field at that place of the file."""
+    """Return the type of the field at that place of the file."""
     *above, last = [part for part in location if isinstance(part, str)]
     field = _model_at(model, tuple(above)).model_fields.get(last)
     return field.annotation if field is not None else None
 
 
 def _model_at(model: type[BaseModel], location: tuple[str | int, ...]) -> type[BaseModel]:
-    """The model of the table at that place of the file."""
+    """Return the model of the table at that place of the file."""
     for part in location:
         field = model.model_fields.get(str(part))
         inner = model_in(field.annotation) if field is not None else None
@@ -215,14 +215,14 @@ def _model_at(model: type[BaseModel], location: tuple[str | int, ...]) -> type[B
 
 
 def _written(model: type[BaseModel], location: tuple[str | int, ...]) -> str:
-    """How the table at that place is written: [cluster.tls], or [[cluster.policy]] where there can be several."""
+    """Return the header of the table at that place: [cluster.tls], or [[cluster.policy]] if there can be several."""
     path = ".".join([*(["cluster"] if model is Cluster else []), *(part for part in location if isinstance(part, str))])
     several = get_origin(_annotation(model, location)) is tuple
     return f"[[{path}]], one for each" if several else f"[{path}]"
 
 
 def _tables(model: type[BaseModel], header: str) -> Iterator[tuple[str, type[BaseModel]]]:
-    """Every table that can stand in a file, with its header."""
+    """Yield (header, model) of every table that a file can have."""
     yield header, model
     for name, field in model.model_fields.items():
         inner = model_in(field.annotation)
@@ -232,7 +232,7 @@ def _tables(model: type[BaseModel], header: str) -> Iterator[tuple[str, type[Bas
 
 
 def _near(name: str, names: Sequence[str], likeness: float = 0.6) -> str | None:
-    """The name that was probably meant."""
+    """Return the name that the user probably meant; None if no name is similar."""
     name = name.replace("-", "_")
     near = difflib.get_close_matches(name, names, 1, likeness)
     near = near or [one for one in names if len(name) > 2 and one.startswith(name)]
@@ -240,7 +240,7 @@ def _near(name: str, names: Sequence[str], likeness: float = 0.6) -> str | None:
 
 
 def _no_such_setting(model: type[BaseModel], location: tuple[str | int, ...]) -> str:
-    """The remedy for an unknown key of the file."""
+    """Return the remedy for an unknown key of the file."""
     name, table = str(location[-1]), _model_at(model, location[:-1])
     elsewhere = [(header, one) for header, one in _tables(Config, "") if name in one.model_fields and one is not table]
     if table is Config and name in Cluster.model_fields:
@@ -265,11 +265,11 @@ def _no_such_setting(model: type[BaseModel], location: tuple[str | int, ...]) ->
 
 
 def _in_our_words(error: ErrorDetails) -> str:
-    """The text of a fault that pydantic found, with its value; empty if its parts have faults of their own."""
+    """Return the text of a fault that pydantic found, with its value; "" if its parts have faults of their own."""
     value, kind = error["input"], error["type"]
     if kind == "value_error":
         return error["msg"].removeprefix("Value error, ")
-    # A secret may stand where none belongs: not repeated.
+    # Do not repeat a value of these tables: a user may have put a secret into any of their settings.
     may_be_secret = bool({"login", "authentication"} & set(error["loc"]))
     shown = "it" if may_be_secret else str(value).lower() if isinstance(value, bool) else repr(value)
     if kind == "literal_error" and not isinstance(value, (str, bool)) and f"'{value}'" in error["msg"]:

@@ -1,7 +1,7 @@
-"""`[cluster.login]`: how kproxy logs in at brokers by SASL, and with which identity for which client.
+"""`[cluster.login]`: kproxy's SASL logins at brokers, and the identity for each client.
 
-Secrets never stand in the configuration file, which is printed, copied and kept in version control: it names files,
-variables or a command that hold them. Refuses to open any of these.
+The configuration file contains no secrets, since users print it, copy it and keep it in version control: it names files
+and variables that contain them, or a command that prints one. Refuses to open any of these.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Login(Credentials):
 
 
 def login_faults(login: Login, *, knows_clients: bool) -> Iterator[tuple[str, str]]:
-    """Faults between the settings of a login. knows_clients: clients have principals."""
+    """Yield faults between the settings of a login. knows_clients: clients have principals."""
     yield from _credential_faults("login", login, login.mechanism)
     for number, one in enumerate(login.by_principal):
         yield from _credential_faults(f"login.by_principal[{number}]", one, one.mechanism or login.mechanism)

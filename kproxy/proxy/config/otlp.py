@@ -1,6 +1,6 @@
-"""Settings of the push of kproxy's metrics to a collector of OpenTelemetry: `[otlp]`, or its URL alone.
+"""Settings of the push of kproxy's metrics to an OpenTelemetry collector: the table `[otlp]`, or only its URL.
 
-Files are named here and opened elsewhere (`process/otlp/push.py`). Refuses to know metrics.
+`process/otlp/push.py` opens the files that the settings name. Refuses to know metrics.
 """
 
 from typing import Annotated, Any, Literal
@@ -11,14 +11,14 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 from kproxy.proxy.config.model import Frozen
 from kproxy.proxy.config.tls import File
 
-PATH = "/v1/metrics"  # where collectors take metrics over HTTP
-GRPC_PORT = 4317  # IANA's for OTLP over gRPC; 4318 is that over HTTP
+PATH = "/v1/metrics"  # path at which collectors accept metrics over HTTP
+GRPC_PORT = 4317  # IANA's port for OTLP over gRPC; OTLP over HTTP has 4318
 LIKE = "write it like http://collector:4318"
 Protocol = Literal["http/protobuf", "grpc"]
 
 
 def _endpoint(value: Any, known: ValidationInfo) -> str:
-    """A URL; over HTTP the path is that of collectors where there is none. A secret in it could end in a log."""
+    """Return the collector's URL, with PATH if it needs one. Refuses a secret in it: logs contain the URL."""
     text = str(value).strip()
     try:
         url = urlsplit(text)
@@ -67,5 +67,5 @@ class Otlp(Frozen):
 
 
 def of_endpoint(value: Any) -> Any:
-    """A URL alone stands for a table of defaults."""
+    """Return a table with defaults for a text, which is the URL; any other value unchanged."""
     return {"endpoint": value} if isinstance(value, str) else value

@@ -1,6 +1,6 @@
-"""The settings of a policy: `[[cluster.policy]]`, one table a rule. Their meaning: `filters/policy/policy.py`.
+"""The settings of a policy: one table `[[cluster.policy]]` per rule. `filters/policy/policy.py` applies them.
 
-Refuses to know requests, and which API names which resources.
+Refuses to know requests and the resources that they name.
 """
 
 import ipaddress
@@ -17,11 +17,11 @@ from kproxy.proxy.config.model import Frozen
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 MAX_PATTERN = 1024  # characters; a topic's name has 249 at most
-PRINCIPAL_TYPE = "User:"  # every principal that kproxy knows begins with it
+PRINCIPAL_TYPE = "User:"  # prefix of every principal of kproxy
 
 
 def _several(value: Any) -> list[Any]:
-    """One value, or a list of them."""
+    """Return a list of one value, or the values of a list."""
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
@@ -75,7 +75,7 @@ Patterns = Annotated[tuple[str, ...], BeforeValidator(_patterns)]
 
 
 def principal_pattern(pattern: str) -> str:
-    """A pattern of principals, or ValueError where nothing that begins with PRINCIPAL_TYPE can match it."""
+    """Return a pattern of principals. Raises ValueError if no principal with PRINCIPAL_TYPE can match it."""
     tokens = re.findall(r"\\.|[^\\]", pattern, re.DOTALL)
     if "*" in tokens:
         tokens = tokens[: tokens.index("*")]
@@ -88,7 +88,7 @@ def principal_pattern(pattern: str) -> str:
 
 
 def _topics(patterns: tuple[str, ...]) -> tuple[str, ...]:
-    """Patterns of topics, or ValueError for one with a character that no topic's name has: it would match nothing."""
+    """Return patterns of topics. Raises ValueError for a character that no topic name has: it would match no topic."""
     for pattern in patterns:
         if not re.fullmatch(r"(?:\\?[a-zA-Z0-9._-]|[*?])+", pattern):
             text = "names have letters, digits, '.', '_' and '-', patterns '*' and '?' beside, and several are a list"
@@ -101,7 +101,7 @@ Principals = Annotated[Patterns, AfterValidator(lambda patterns: tuple(map(princ
 
 
 class Rule(Frozen):
-    """`[[cluster.policy]]`: clients, APIs and resources. A setting that is left out matches everything."""
+    """`[[cluster.policy]]`: clients, APIs and resources. A missing setting matches everything."""
 
     action: Literal["allow", "deny"]  # action for a request that the rule matches
     # Kafka's names of APIs, or groups of APIs: read, write, describe, admin, broker
@@ -117,15 +117,15 @@ class Rule(Frozen):
 
     @property
     def keys(self) -> frozenset[int] | None:
-        """The API keys that the rule applies to; None: all."""
+        """Return the API keys that the rule applies to; None: all."""
         sets = [api_keys(name) for name in self.api]
         return None if None in sets else frozenset().union(*(keys for keys in sets if keys is not None))
 
 
 def default_of(rules: Iterable[Rule], chosen: str | None) -> str:
-    """The action for a request that no rule matches: `policy_default` if it is set.
+    """Return the action for a request that no rule matches: `policy_default` if it is set.
 
-    Without it, "deny" if some rule allows something, since a list of allowed requests means nothing else; else
-    "allow", since a list of denied requests means everything else.
+    Without it, "deny" if some rule allows something, since a list of allowed requests implies that others are denied;
+    else "allow", since a list of denied requests implies that others are allowed.
     """
     return chosen or ("deny" if any(rule.action == "allow" for rule in rules) else "allow")

@@ -1,8 +1,8 @@
 """The settings of `kproxy run`: frozen models, and the form of each single value.
 
-A wrong value raises ValueError with the value and the expected form; `load.py` adds its place. The settings of one
-feature have a module of their own next to this one, and a field here. Refuses to resolve names, to open
-anything, and to compare settings with each other (`checks.py`).
+A wrong value raises ValueError with the value and the expected form; `load.py` adds its place. The settings of a
+feature have a module of their own in this folder, and a field here. Refuses to resolve names, to open files, and to
+compare settings with each other (`checks.py`).
 """
 
 import re
@@ -46,7 +46,7 @@ def _bound(value: Any) -> Address:
 
 
 def _admin(value: Any) -> Address:
-    """HOST:PORT, or a port alone."""
+    """Return the address that HOST:PORT, or a port alone, means."""
     text = str(value).strip()
     return _bound(f":{text}" if text.isascii() and text.isdigit() else value)
 
@@ -85,7 +85,7 @@ def _ids(value: Any) -> "range | Literal['any']":
 
 
 def _template(value: Any) -> str:
-    """HOST:PORT that may contain {id}, {host} and {port}; checked by filling it in once."""
+    """Return HOST:PORT, which may contain {id}, {host} and {port}, after a check with example values."""
     text = str(value)
     try:
         for _, name, form, conversion in string.Formatter().parse(text):
@@ -109,7 +109,7 @@ def _upstream_template(value: Any) -> str:
 
 
 def _server_name(value: Any) -> str:
-    """A host name that contains {id} once: the id in it identifies the broker."""
+    """Return a host name that contains {id} once, for the broker's node id."""
     text = str(value).lower().rstrip(".")
     fields = [(name, form) for _, name, form, _ in string.Formatter().parse(text) if name is not None]
     if [name for name, _ in fields] != ["id"] or (fields[0][1] and not re.fullmatch("0[1-9]", fields[0][1])):
@@ -125,7 +125,7 @@ def _names(value: Any) -> Any:
 
 
 class BrokerPorts(Frozen):
-    """`[[cluster.brokers]]`: declared node ids and the ports that stand for them, counting up from the first id's."""
+    """`[[cluster.brokers]]`: declared node ids and the ports that represent them, counted up from the first id's."""
 
     # node ids, like 0-9; one alone, like 1001; any: all that no other entry declares, which get ports as they appear
     ids: Annotated[range | Literal["any"], BeforeValidator(_ids)]
@@ -143,12 +143,12 @@ class BrokerPorts(Frozen):
 
     @property
     def declared(self) -> range:
-        """The node ids that are declared: none of an entry for any."""
+        """The declared node ids; none for `ids = "any"`."""
         return range(0) if self.ids == ANY else self.ids
 
     @property
     def ports(self) -> range:
-        """The ports that stand for its brokers, now or later; none where `port` is missing."""
+        """The ports that represent its brokers, now or later; none without `port`."""
         count = len(self.declared) if self.ids != ANY else self.port_count or 0
         return range(self.port, self.port + count) if self.port is not None else range(0)
 
@@ -212,9 +212,7 @@ class Cluster(Frozen):
 class Config(Frozen):
     """All settings of one kproxy."""
 
-    clusters: Annotated[
-        tuple[Cluster, ...], Field(validation_alias="cluster")
-    ]  # the file's name for them, and the only one
+    clusters: Annotated[tuple[Cluster, ...], Field(validation_alias="cluster")]  # the file's key is `cluster`
     admin: Annotated[Address, BeforeValidator(_admin)] | None = None  # no host: this machine alone
     admin_token_file: Path | None = None  # requests need the token in it, except /health and /ready
     admin_tls: ClientTls | None = None  # the admin port speaks TLS
