@@ -29,7 +29,7 @@ class BrokerConnector:
     async def open(self, address: Address, *, asking: bool = False, client: Admitted | None = None) -> Dialled:
         """Dial a broker and run the steps. Raises UpstreamError, whose cause is a label of metrics.
 
-        asking: for kproxy's own request (see `Dialler.dial`). client: the client that the connection is for.
+        asking: the connection is for kproxy's own request (see `Dialler.dial`). client: the client to connect.
         """
         sock = await self.dialler.dial(address, asking=asking)
         own: Address | None = None

@@ -2,8 +2,8 @@
 
 BrokerConnector logs in if that is configured, not this module. Each connection has a client id that no other process
 can know, so that its return proves a loop. Every fault is an UpstreamError, or a ProtocolError for an answer that does
-not decode; the socket is closed before either is raised. The caller bounds the time. Refuses to know the content of
-requests and the use of answers.
+not decode; this module closes the socket before it raises either. The caller bounds the time. Refuses to know the
+content of requests and the use of answers.
 """
 
 import logging

@@ -27,7 +27,7 @@ _IP_BIND_ADDRESS_NO_PORT = 24  # linux/in.h: connect chooses the port, so broker
 class Dialler:
     """Dials brokers for one kproxy. Close such a socket with `close`, or call `loops.closed`.
 
-    mark: the SO_MARK of each of its sockets, by which kernel rules identify them. sources: numeric addresses of this
+    mark: the SO_MARK of each of its sockets, for kernel rules that identify them. sources: numeric addresses of this
     machine; connections come from those of the broker's family in turn.
     """
 
@@ -53,7 +53,7 @@ class Dialler:
     async def dial(self, address: Address, *, asking: bool = False) -> socket.socket:
         """Return a connected socket, prepared; tries every address of the name in turn, with its share of the timeout.
 
-        asking: for kproxy's own request, which also goes where a loop was found (see LoopGuard.check).
+        asking: the connection is for kproxy's own request, which also goes to upstreams of loops (LoopGuard.check).
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + self.timeout_s

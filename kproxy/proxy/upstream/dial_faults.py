@@ -58,7 +58,7 @@ _BY_ERRNO = {
     errno.EACCES: NOT_PERMITTED,
     errno.EPERM: NOT_PERMITTED,
     errno.EADDRNOTAVAIL: NO_PORT,
-    errno.EADDRINUSE: NO_PORT,  # for a socket with a source address
+    errno.EADDRINUSE: NO_PORT,  # only with a source address
     errno.EAGAIN: NO_PORT,  # according to connect(2)
     errno.EMFILE: NO_DESCRIPTOR,
     errno.ENFILE: NO_DESCRIPTOR,

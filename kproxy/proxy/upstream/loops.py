@@ -4,7 +4,7 @@ Three tests, each sufficient on its own:
 - a dialled address is one of our listeners, in any notation (checked again once connected, since the kernel rewrites
   0.0.0.0, and since address translation may answer with one of ours);
 - a connection accepted by one of our listeners has the two ends of a connection that we are making. The client's end
-  alone proves nothing: for another destination, the kernel gives the same local port to a client too;
+  alone proves nothing: the kernel may give the same local port to a client that dials another destination;
 - the client id of kproxy's own requests has a token of this process, and such a request arrived at our own listener.
 
 Kproxies in a row are legal: only the return of our own token proves a loop. The upstream of a loop is refused for

@@ -121,7 +121,7 @@ def _named(address: Address, api_key: int) -> Iterator[None]:
     """Convert faults of the socket to faults of the broker on that API."""
     try:
         yield
-    except ssl.SSLError as fault:  # in TLS 1.3 a broker rejects our certificate only after the handshake
+    except ssl.SSLError as fault:  # a broker with TLS 1.3 rejects our certificate only after the handshake
         reason = (fault.reason or str(fault)).lower().replace("_", " ")
         text = f"{address} ended TLS on {schema().apis[api_key].name} ({reason}): does it want a certificate of kproxy?"
         raise UpstreamError(text, "tls") from fault

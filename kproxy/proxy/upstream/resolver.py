@@ -61,7 +61,7 @@ class Resolver:
             found = fault
         except ValueError as fault:  # too long, or with a zero byte
             found = OSError(f"{of.host!r} is no name: {fault}")
-        except Exception as fault:  # the waiters must get a result, whatever failed
+        except Exception as fault:  # the waiters must get a result after any fault
             found = OSError(f"{of.host!r} could not be looked up: {fault!r}")
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self._finish, of, found)

@@ -58,7 +58,7 @@ class BrokerHandshakes:
             self._cells.ended(result, monotonic_ns() - start)
 
     def _why(self, fault: Exception, name: str) -> tuple[str, str]:
-        """Return (the result by which it is counted, the reason and the fix)."""
+        """Return (the result that metrics count, the reason and the fix)."""
         reason = (getattr(fault, "reason", None) or "").upper()
         plain = reason.lower().replace("_", " ")
         if isinstance(fault, ssl.SSLCertVerificationError):
