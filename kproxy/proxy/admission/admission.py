@@ -1,9 +1,8 @@
 """The admission of one cluster: decides which accepted clients enter, and runs the first steps of their connections.
 
-Connects the limits (`admission/limits.py`), the welcome steps and their timeout. A client that is kept out is closed at
-once, with a log line that names the limit and the fix, and a count. With several processes the accepting one calls
-`admit`, the serving one runs `welcome`; an address from a PROXY header is counted by the former at the latter's
-request.
+Connects the limits (`admission/limits.py`), the welcome steps and their timeout. It closes a refused client at once,
+with a log line that names the limit and the fix, and a count. If there are several processes, the accepting one calls
+`admit`, and the serving one runs `welcome` and asks the accepting one to count an address from a PROXY header.
 
 Bounded by the open connections. Refuses to know what the steps do, and brokers.
 """
@@ -19,15 +18,15 @@ from kproxy.proxy.config.settings import Cluster
 from kproxy.proxy.relay.ends import Incoming
 
 Welcome = Callable[[Incoming], Awaitable[None]]
-# To release at the end of a connection: (counted address or None,); None: nothing was counted.
+# The counts to release at the end of a connection: (counted address or None,); None: nothing was counted.
 Ticket = tuple[str | None] | None
-LAST_WELCOME_S = 1.0  # from its accept, for a client's login once kproxy drains: several round trips
+LAST_WELCOME_S = 1.0  # s from a client's accept to the end of its login once kproxy drains: several round trips
 # Counts a client's address; returns the limit that it exceeds.
 CountElsewhere = Callable[[Incoming], Awaitable[str | None]]
 
 
 class Admission:
-    """reached: counts by limit, updated here; refuse(client, fault): reports a client that is kept out.
+    """reached: counts by limit, updated here; refuse(client, fault): reports a refused client.
 
     count_elsewhere: set if another process counts connections.
     """

@@ -1,10 +1,10 @@
 """The welcome step that checks a client's login before it gets a relay.
 
-Before the login, ApiVersions is answered with the versions of the client's broker that kproxy can read, and with
-kproxy's own SASL versions: kproxy asks the broker on a connection without a login, and caches the answer for
-VERSIONS_S. So unauthenticated clients cause at most one request per broker and version in that time. Bounds: MAX_FRAME
-of a frame, MAX_HELD_TOGETHER of incomplete frames of all clients, MAX_REMEMBERED answers. If a frame does not fit, the
-one that has been incomplete for longest, and for at least a second, is dropped. Refuses to know mechanisms.
+Before the login, kproxy answers ApiVersions with the versions of the client's broker that kproxy can read, and with its
+own SASL versions: it asks the broker on a connection without a login, and caches the answer for VERSIONS_S.
+Unauthenticated clients therefore cause at most one request per broker and version in that time. Bounds: MAX_FRAME of a
+frame, MAX_HELD_TOGETHER of incomplete frames of all clients, MAX_REMEMBERED answers. If a frame does not fit, kproxy
+drops the frame that has been incomplete for longest, and for at least a second. Refuses to know mechanisms.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ log = logging.getLogger("kproxy.logins")
 class Authentication:
     """upstreams(client): the addresses of its broker. admits(first bytes): False for one of kproxy's own requests.
 
-    capped(version, answer, host, client id): an answer to ApiVersions without versions that are offered to no client.
+    capped(version, answer, host, client id): an answer to ApiVersions without versions that no client may use.
     takes_telemetry: answers to ApiVersions offer the APIs with which clients push metrics.
     """
 
@@ -132,7 +132,7 @@ class _Conversation:
         self._owner = owner
         self._client = client
         self._is_first = True
-        self._request = b""  # the last one
+        self._request = b""  # the last request
         self.host = client.peer.host
 
     async def receive(self) -> bytes:

@@ -1,6 +1,6 @@
 """TLS with clients: the admission step from a client's first byte to the completed handshake.
 
-A client that fails is refused with a text that names the cause and the fix, and the result by which it is counted.
+A failed client gets a RefusedClient, which has a text with the cause and the fix, and the result that metrics count.
 Bounded in time by the caller, in number by `Handshakes`. Refuses to know brokers, and how files are read.
 """
 

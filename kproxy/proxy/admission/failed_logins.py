@@ -1,4 +1,4 @@
-"""Audit lines for failed logins: by SASL at kproxy, and by a client certificate that is not accepted.
+"""Audit lines for failed logins: SASL logins at kproxy, and client certificates that it does not accept.
 
 Guessing cannot fill the disk: one line a second per address, RATE a second per cluster in a process; the next line has
 the number left out (`kproxy_authentications_total` and `kproxy_tls_handshakes_total` count all of them). The claimed

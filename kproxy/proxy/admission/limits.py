@@ -2,8 +2,9 @@
 
 `ConnectionLimits` counts the connections that it admitted, and names the limit that a client exceeds. The rates are
 token buckets with a capacity of one second. It remembers the addresses with open connections, and those whose bucket is
-not full yet; at most MAX_ADDRESSES of the latter, the rest share one bucket. So a flood from everywhere is slowed down
-as one address, and memory stays bounded. Refuses to know sockets and clocks: the caller passes monotonic seconds.
+not full yet; at most MAX_ADDRESSES of the latter, the rest share one bucket. A flood from many addresses is therefore
+limited like one address, and memory stays bounded. Refuses to know sockets and clocks: the caller passes monotonic
+seconds.
 """
 
 from kproxy.proxy.config.addresses import network_of

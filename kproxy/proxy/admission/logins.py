@@ -118,7 +118,7 @@ class Logins:
 
     @staticmethod
     def _warn_of_writers(cluster: Cluster) -> None:
-        """Warn of credential files that every user can write to: such users can log in as anybody."""
+        """Warn of credential files that every user can write to: any of them could then log in as anybody."""
         settings = cluster.authentication
         for path in (settings.users_file, settings.jwks_file) if settings is not None else ():
             with suppress(OSError):  # an unreadable file is a fault, reported where it is read
@@ -191,7 +191,7 @@ class Logins:
         return None
 
     def _apart(self, owner: Authenticator, host: str, work: Callable[[], None], done: Callable[[], None]) -> None:
-        """Check a renewal's token like those of first logins: on their thread, by address in turn."""
+        """Check a renewal's token like the token of a first login: on the same thread, by address in turn."""
         task = asyncio.get_running_loop().create_task(owner.apart(host, work))
         self._checked_apart.add(task)
         task.add_done_callback(self._checked_apart.discard)
@@ -278,7 +278,7 @@ class _SessionLife:
             self._timer = None
 
     def ended(self) -> None:
-        """Handle the end of the connection, which may be amid a renewal."""
+        """Handle the end of the connection, which may happen during a renewal."""
         self.cancel()
         if self._renews.is_renewing:
             self._owner.counts(self._session.mechanism, "disconnected")
@@ -305,7 +305,7 @@ class _SessionLife:
                 loop.call_soon(self._relay.session.use, self._interest)
         elif outcome in ("failed", "mechanism"):
             assert self._owner.of_clients is not None
-            loop.call_soon(self._relay.session.use, self._all_authorized)  # for requests until the answer has left
+            loop.call_soon(self._relay.session.use, self._all_authorized)  # until the answer has left
             loop.call_later(self._owner.of_clients.failure_delay_s, _refuse, self._relay)
 
 

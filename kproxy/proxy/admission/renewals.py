@@ -1,8 +1,8 @@
 """Renews kproxy's logins at brokers before their sessions end (KIP-368), on connections in use.
 
-A login is renewed at 85 to 95 % of the lifetime that the broker gave, as Kafka's own clients do: the relay is paused
-between two requests, since a broker accepts no others meanwhile. Bounded: a task for each such connection, which ends
-with it; ANSWER_S for an answer once no older request is pending. Refuses to know mechanisms.
+kproxy renews a login at 85 to 95 % of the lifetime that the broker gave, as Kafka's own clients do. It pauses the relay
+between two requests, since a broker accepts no other requests during a login. Bounded: a task for each such connection,
+which ends with it; ANSWER_S for an answer once no older request is pending. Refuses to know mechanisms.
 """
 
 import asyncio

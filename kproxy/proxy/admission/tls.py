@@ -20,8 +20,8 @@ from kproxy.proxy.upstream.tls import BrokerHandshakes
 class ClusterTls:
     """The TLS of a cluster; without steps if its settings have none.
 
-    handshakes(): those of the event loop. names: of a listener whose server names select brokers. Raises ConfigError
-    with all faults of the files.
+    handshakes(): returns the handshakes of the event loop. names: set if the listener's server names select brokers.
+    Raises ConfigError with all faults of the files.
     """
 
     def __init__(
