@@ -94,7 +94,7 @@ class PlainCheck(Check):
         self._passwords = passwords
 
     def is_slow(self, token: bytes) -> bool:
-        """Return False for a remembered password: such a client does not wait behind others that guess."""
+        """Return False for a remembered password, so that its client does not wait behind others that guess."""
         try:
             return not self._passwords.remembers(*self._parts(token))
         except LoginRefusedError:

@@ -155,7 +155,7 @@ class Identity:
 
 
 def _pattern(text: str) -> Pattern[str]:
-    """Return a pattern in which `*` matches any characters, and all others match themselves."""
+    """Return a pattern: `*` in the text matches any characters, and all other characters match themselves."""
     return compile(".*".join(map(escape, text.split("*"))), DOTALL)
 
 

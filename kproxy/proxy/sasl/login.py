@@ -1,4 +1,4 @@
-"""kproxy's login at a broker as an exchange of frames, without a socket: also amid a connection (KIP-368).
+"""kproxy's login at a broker as an exchange of frames, without a socket; also on a connection in use (KIP-368).
 
 `log_in` is a generator that yields frames to send, with their 4-byte sizes, and is sent the broker's answers without
 theirs. It sends ApiVersions first, as Kafka's own clients do, and then raw tokens to brokers of 0.10 (SaslHandshake
@@ -40,7 +40,7 @@ class Send(NamedTuple):
 
 
 class Versions(NamedTuple):
-    """The versions in which a broker accepts logins; authenticate: -1 if it accepts only raw tokens."""
+    """The versions of a broker's SASL requests; authenticate: -1 if it accepts only raw tokens."""
 
     handshake: int
     authenticate: int

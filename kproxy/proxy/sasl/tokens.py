@@ -19,7 +19,7 @@ MAX_KEYS = 64
 MIN_RSA_BITS = 2048  # RFC 7518, 3.3; brokers refuse shorter keys too
 MAX_NAME = 1024  # characters of a user's name; it stays with the connection
 FETCH_S = 10.0
-_SILENCE_S = 5.0  # of the JWKS server
+_SILENCE_S = 5.0  # s that the JWKS server may send nothing
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 CURVES = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}  # RFC 7518, 3.4
 

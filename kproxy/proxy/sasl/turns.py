@@ -1,4 +1,4 @@
-"""Work of milliseconds on one thread, by address in turn: however much work one has, it delays others by one piece.
+"""Runs work of milliseconds on one thread, by address in turn: an address with much work delays others by one piece.
 
 The thread has the priority of the event loop's thread: at a lower one, a busy machine might not run it while it holds
 the interpreter's lock (GIL), and the loop would wait too. Bounded by its callers: one piece of work per login in

@@ -18,7 +18,7 @@ from urllib.parse import quote, unquote
 from kproxy.proxy.config import files
 from kproxy.proxy.sasl.mechanisms import MAX_ITERATIONS, MIN_ITERATIONS, SCRAM, SCRAM_SHA_256, SCRAM_SHA_512
 
-ITERATIONS = 8192  # of credentials written here: checking a PLAIN password takes a few milliseconds
+ITERATIONS = 8192  # number for new credentials: checking a PLAIN password takes a few milliseconds
 MAX_FILE_BYTES = 16 * 1024 * 1024
 _SALT_BYTES = 24
 _HASHES = {SCRAM_SHA_256: "sha256", SCRAM_SHA_512: "sha512"}
@@ -161,7 +161,7 @@ class UsersFile:
         self._pepper = secrets.token_bytes(32)
         self._version = files.version(path)
         self.users: Users = read(path)
-        self.fault = ""  # of the latest reading
+        self.fault = ""  # the fault of the latest reading
 
     def refresh(self) -> bool:
         """Read the file if it changed; returns whether it did. `fault` is then the file's fault, or ""."""
