@@ -283,9 +283,9 @@ class _Hook:
 
 
 def _unraisable(event: Any) -> None:
-    """Ignore a server name that is not ASCII, for which ssl would write a traceback to standard error for each client.
+    """Ignore the exception about a server name that is not ASCII: ssl would write a traceback for each client.
 
-    The handshake fails because of the name, and that is reported like any other refusal.
+    The handshake fails because of the name, and kproxy reports that like any other refusal.
     """
     fault = event.exc_value
     if not (isinstance(fault, UnicodeDecodeError) and isinstance(event.object, bytes) and fault.object == event.object):
@@ -319,7 +319,7 @@ class Reloading:
         return self._built.expiries
 
     def reload(self) -> bool:
-        """Read the files again; returns whether changed content is now in use. For any thread, one at a time."""
+        """Read the files again; returns whether changed content is in use. Any thread may call it, one at a time."""
         try:
             built = self._build()
         except ConfigError as fault:

@@ -1,13 +1,12 @@
-"""TLS handshakes on threads: one costs 0.2 to 1 ms, for which it would block the event loop.
+"""TLS handshakes on threads: one would block the event loop for 0.2 to 1 ms.
 
 Handshakes run on two threads with the lowest priority in the process: established connections come first, and all
 connecting clients share the remaining CPU time. The caller limits the time of each handshake.
 
 Bounded: AT_ONCE handshakes with clients at once, of up to 50 KiB each, and as many with brokers. A client takes a place
 once its first record is complete; until then the kernel keeps its bytes. Further clients wait in order. While some
-wait, the handshake that has waited longest for its own client, and at least STALLED_S, is aborted, so that clients
-which start handshakes and leave them open keep no others out. Refuses to know certificates, and what follows a
-handshake.
+wait, kproxy aborts the handshake that has waited longest for its own client, and at least STALLED_S: clients that start
+handshakes and leave them open do not block others. Refuses to know certificates, and the use of a connection.
 """
 
 import asyncio

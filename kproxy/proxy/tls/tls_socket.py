@@ -18,8 +18,8 @@ of two per record of 16 KiB, and a handshake can run on a thread. Consequences:
   `send` when the socket is writable, with no data if there is none.
 
 A new key (KeyUpdate, RFC 8446, 4.6.3) costs OpenSSL 0.1 to 0.2 ms, 50 times as much as a small record, and one call of
-OpenSSL processes all its input. So it gets few records at once, and a peer that renews keys without sending data is
-closed.
+OpenSSL processes all its input. OpenSSL therefore gets few records at once, and kproxy closes the connection of a peer
+that renews keys without sending data.
 
 Bounded: the undecrypted rest of one read of tiny records, outside of OpenSSL; the encrypted, unsent data of one `send`,
 and _MAX_OWN bytes of TLS's own; _MAX_WITHOUT_DATA records without data, and one more for each _DATA_PER_RECORD bytes;
@@ -96,7 +96,7 @@ class TlsSocket(socket.socket):
         self._buffer = buffer
         self._ahead = b""  # decrypted, and only peeked at so far
         self._behind: Any = b""  # encrypted, and not passed to OpenSSL yet
-        self._head = b""  # of a record whose length is still unknown
+        self._head = b""  # incomplete header of a record
         self._record_rest = 0  # bytes of a record that were not passed to OpenSSL yet
         self._fed = 0  # records in the last input of OpenSSL, minus those that gave data
         self._data_bytes = 0  # data bytes from that input
