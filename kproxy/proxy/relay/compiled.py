@@ -3,12 +3,12 @@
 Duty: lend a relay's connection to the core (`native/`) between two frames, and take it back for everything that the
 core does not do: a frame that is not plain, bytes that a side does not accept, an end, a pause, a drain, a trace. While
 it is lent, the poller calls the core's functions instead of the relay's own, and the session is stale: `relay.session`
-takes it back first, and whoever asks for its counts leaves it there.
+takes the connection back first, `relay.counts` reads the core's counts and leaves it there.
 
 A connection that came back is lent again after a number of reads, which doubles each time it comes back soon, so that
-traffic that Python must read is not slowed down by passing to and fro. Where an authorizer decides, the core asks about
-each kind of request once, and forgets the answers when it gives the connection back. Refuses to know the contents of
-frames.
+repeated lending does not slow down traffic that Python must read. If an authorizer decides requests, the core asks
+about each kind of request once, and forgets the decisions when it gives the connection back. Refuses to know the
+contents of frames.
 """
 
 import os
@@ -109,7 +109,7 @@ class Core:
 
 
 class Lending:
-    """A relay's connection in the core's hands, or waiting for that."""
+    """A relay's connection while the core relays it, or until it does."""
 
     __slots__ = (
         "_conn",
@@ -127,14 +127,14 @@ class Lending:
         self._core = core
         self._relay = relay
         self._counting = counting
-        self._wait = self.reads = FEW_READS  # until it is lent
+        self._wait = self.reads = FEW_READS  # reads in Python before it is lent
         self._since = 0  # frames when it was lent
         self.is_lent = False
         self._max_request_bytes = max_request_bytes
         self._conn: Any = None  # made when it is lent for the first time
 
     def try_it(self) -> None:
-        """Lend the connection if nothing stands against it."""
+        """Lend the connection if the core can relay it now."""
         self.reads = self._wait
         relay = self._relay
         session = relay._session
@@ -194,7 +194,7 @@ class Lending:
             self._relay._ended(side)
 
     def _given(self, plan: ApiPlan, values: Values) -> tuple[Any, ...] | None:
-        """Return what the core needs of all requests that begin with these values; None: none of them is plain."""
+        """Return the core's instructions for all requests that begin with these values; None: none of them is plain."""
         counts = counts_records(self._relay._session, plan)
         program = self._core.of_response(plan, counts=counts)
         if program is None:
@@ -213,13 +213,13 @@ class Lending:
         )
 
     def counts(self) -> RelayCounts:
-        """Return what the core has counted; the connection stays lent."""
+        """Return the core's counts; the connection stays lent."""
         requests, received_bytes, last, awaits_answer = self._conn.counts()
         client_id = self._relay._session.client_id if last is None else cut_id(last[0])
         return RelayCounts(requests, received_bytes, client_id, awaits_answer)
 
     def take_back(self) -> None:
-        """Bring the state home; nothing is sent or read by that. Raises nothing: a defect closes the connection."""
+        """Restore the session's state; sends and reads nothing. Raises nothing: a defect closes the connection."""
         if not self.is_lent:
             return
         self.is_lent = False
@@ -330,7 +330,7 @@ class Lendable(RelayState):
         return self._session
 
     def counts(self) -> RelayCounts:
-        """Return what is counted of the connection. It stays with the core if it is lent."""
+        """Return the counts of the connection, which stays with the core if it is lent."""
         if self._lending is not None and self._lending.is_lent:
             return self._lending.counts()
         session = self._session
@@ -356,7 +356,7 @@ class Lendable(RelayState):
         return self._session is session
 
     def lend_to(self, lending: Lending) -> None:
-        """Let the core relay what needs no decision."""
+        """Let the core relay requests and answers that need no decision."""
         self._lending = lending
 
     def _take_back(self) -> None:
@@ -365,7 +365,7 @@ class Lendable(RelayState):
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether nothing but plain relaying is going on."""
+        """Return whether the relay only forwards: no drain, no pause, no unsent bytes, and both sides open and read."""
         client, broker = self._peers
         return (
             not self.closed

@@ -64,7 +64,7 @@ class Draining(Pausing):
                     self._read_leftover(client, CLIENT)
                 return
             self._unread(CLIENT)
-        elif self._unheard is None:  # a client that closed may look like one that still reads
+        elif self._unheard is None:  # kproxy cannot distinguish a client that closed from one that still reads
             self._unheard = self._loop.call_later(LINGER_S, self.close, self._drained_as)
         if session.pending or not (broker.ended or session.at_boundary(BROKER)):
             return
@@ -72,7 +72,7 @@ class Draining(Pausing):
             self._linger()
 
     def _linger(self) -> None:
-        """All is delivered: shut down writing, and wait a moment for the client's end.
+        """Shut down writing after the last answer, and wait LINGER_S at most for the client's end.
 
         Closing with an unread request would send a reset, which could overtake the last answers.
         """
@@ -85,7 +85,7 @@ class Draining(Pausing):
         try:
             client.sock.shutdown(socket.SHUT_WR)
             broker.sock.shutdown(socket.SHUT_WR)
-        except BlockingIOError:  # of TLS; without its end a client sees ours when the time is over
+        except BlockingIOError:  # TLS cannot send its close_notify; the client sees the end after LINGER_S
             pass
         except OSError:
             self.close(self._drained_as)

@@ -31,8 +31,8 @@ class Incoming:
     principal: str = ANONYMOUS
     server_name: str | None = None  # SNI, as the client sent it
     session: Session | None = None  # if kproxy has checked the client's login
-    broker_takes_telemetry: bool = False  # by the broker's ApiVersions before the client's login
-    number: int = 0  # of the connection, if another process has assigned one
+    broker_takes_telemetry: bool = False  # according to the broker's ApiVersions before the client's login
+    number: int = 0  # connection number, if another process has assigned one
     destination: Address | None = None  # numeric: the dialled address before redirection by the kernel; None: our port
     server: Address | None = None  # the destination in a PROXY header; None: the socket's own address
     ticket: tuple[str | None] | None = None  # the counters of limits that include it (`admission/admission.py`)
@@ -79,7 +79,7 @@ class Outgoing:
     sock: socket.socket
     address: Address  # as configured, or as in Metadata
     upstream: Address = field(init=False)  # numeric: the dialled address
-    client: Admitted | None = None  # the client of the connection; None: for kproxy's own questions
+    client: Admitted | None = None  # the client of the connection; None: it is for kproxy's own requests
     login: LoggedIn | None = None  # kproxy's own login for this client, if it must be renewed
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """The in-flight limit: the number of pending requests of a client.
 
-A connection may have FREE_REQUESTS pending, and more while `Pressure` lends them, up to the session's maximum. Beyond
-that the client is not read, and only its end is noticed; it then waits for answers as long as `Pressure` permits.
-Refuses to know the requests.
+A connection may have FREE_REQUESTS pending, and more while `Pressure` lends them, up to the session's maximum. At the
+limit kproxy does not read the client and notices only its end; the client then waits for answers as long as `Pressure`
+permits. Refuses to know the requests.
 """
 
 import os
@@ -13,8 +13,8 @@ from kproxy.proxy.relay.state import RelayState
 from kproxy.wire import pairing
 from kproxy.wire.events import CLIENT, SIDES
 
-# How long a client's end may wait behind unread bytes while the broker answers nothing. Kafka clients never half-close
-# a connection and wait: the client is gone.
+# Seconds that a client's end may wait behind unread bytes while the broker answers nothing. Kafka clients never
+# half-close a connection and wait for answers: the client has disconnected.
 GONE_S = 5.0
 
 # The number of pending requests: within FREE_REQUESTS, beyond it with a loan, or at the limit. At the limit, and while
@@ -47,7 +47,7 @@ class InFlightLimit(RelayState):
         self._in_flight_state = LENT
 
     def _thin_out(self) -> None:
-        """Give back the loan: few requests are pending again."""
+        """Give the loan back, since few requests are pending again."""
         if self.session.owes:
             return
         self._give_back()
@@ -62,7 +62,7 @@ class InFlightLimit(RelayState):
         session.max_in_flight = own
 
     def _fill(self) -> None:
-        """As many requests are pending as may be: do not read the client until there are fewer, but notice its end."""
+        """Stop reading the client at the limit of pending requests; notice only its end."""
         if self._in_flight_state != FULL:
             self._in_flight_state = FULL
             self._unread(CLIENT)
@@ -76,16 +76,16 @@ class InFlightLimit(RelayState):
             self._poller.add_end_reader(self._peers[CLIENT].fd, self._ended_full)
 
     def _unfill(self) -> None:
-        """Fewer requests are pending than may be: read the client again."""
+        """Read the client again, since fewer requests are pending than the limit."""
         self._in_flight_state = LENT
         self._forget_end()
         self._poller.remove_reader(self._peers[CLIENT].fd)
         self._resume(CLIENT)
 
     def _ended_full(self) -> None:
-        """The client ended or reset while it is full.
+        """Handle an end or a reset of the client at the limit of pending requests.
 
-        Nobody waits for answers after a reset. An end may be half a close: the broker has a while for its next answer.
+        A client that reset waits for no answers. An end may be a half-close: the broker has GONE_S for its next answer.
         """
         try:
             client = self._peers[CLIENT]
@@ -94,9 +94,9 @@ class InFlightLimit(RelayState):
                 self._broken(CLIENT, OSError(error, os.strerror(error)))
                 return
             self._poller.remove_reader(client.fd)
-            # Many may be due at once, each with thousands of requests to give up: one in a turn.
+            # Many timers may end at once, and each drops thousands of pending requests: handle one per turn.
             self._silent = self._loop.call_later(GONE_S, self._poller.later, self._gone)
-            self._pressure.add_ended(self._crowded_out)
+            self._pressure.add_ended(self._close_ended)
         except Exception:
             self._crashed()
 
@@ -104,8 +104,8 @@ class InFlightLimit(RelayState):
         if self._silent is not None:
             self.close(f"{SIDES[CLIENT]}_closed")
 
-    def _crowded_out(self) -> None:
-        """Too many clients have ended so."""
+    def _close_ended(self) -> None:
+        """Close the connection, since too many clients that ended wait for answers."""
         self._counting.limit_reached("ended_clients")
         self._gone()
 
@@ -113,4 +113,4 @@ class InFlightLimit(RelayState):
         if self._silent is not None:
             self._silent.cancel()
             self._silent = None
-            self._pressure.remove_ended(self._crowded_out)
+            self._pressure.remove_ended(self._close_ended)

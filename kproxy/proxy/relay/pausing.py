@@ -47,7 +47,7 @@ class Pausing(RelayState):
         self._resume(CLIENT)
 
     def _step(self) -> None:
-        """What `_between` is: both, since a drain may begin during a pause."""
+        """Check for the end of a drain and for a pause; `_between` calls it, as a drain may begin during a pause."""
         self._look()
         if self._draining:
             self._drain_on()
@@ -68,4 +68,4 @@ class Pausing(RelayState):
 
 
 def _is_paused() -> None:
-    """Replaces what was to be called when the client's request in transit is whole."""
+    """Do nothing: replaces the callback for the end of the request in transit once it was called."""

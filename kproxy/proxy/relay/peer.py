@@ -1,4 +1,4 @@
-"""The state of each of a relay's two sockets, and the interface to which a relay reports counts and durations.
+"""The state of each of a relay's two sockets, and the interface for a relay's counts and durations.
 
 Refuses to know the contents and the time of reads. Bounded: `unsent` by one read of the relay; the rest are numbers.
 """
@@ -93,7 +93,7 @@ class Peer:
         self.dead = False  # this side accepts no more bytes; earlier bytes from it may be unread
 
     def send(self, piece: Any) -> int:
-        """Send bytes; return how many were accepted. Those to a dead side are dropped, and count as sent."""
+        """Send bytes; return how many were accepted. Bytes to a dead side are dropped, and count as sent."""
         return len(piece) if self.dead else self.sock.send(piece)
 
 

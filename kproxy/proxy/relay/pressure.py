@@ -1,4 +1,4 @@
-"""Memory that all relays of a loop have together, and its bounds.
+"""The memory of all relays of a loop together, and its bounds.
 
 Peers determine its amount: pending requests, about 400 bytes each; bytes that were read and cannot be forwarded, since
 the other side accepts none or the session has done its share of work; and unread bytes in the kernel of clients that
@@ -15,9 +15,9 @@ have ended. Every connection has a small share of the first two, so connections 
   towards MOST_LARGE_BYTES as well. Beyond that, the connection that has waited for longest, and at least PATIENCE_NS,
   is closed; if there is none, the connection that adds the piece.
 
-So the bounds are MOST_REQUESTS in total and FREE_REQUESTS per connection; MANY_BYTES and MOST_LARGE_BYTES in total, and
-FEW_BYTES per side of a connection. Bytes in the buffers of TLS count like any other. Refuses to know sockets, sessions
-and the contents of bytes.
+The bounds are therefore MOST_REQUESTS in total and FREE_REQUESTS per connection; MANY_BYTES and MOST_LARGE_BYTES in
+total, and FEW_BYTES per side of a connection. Bytes in the buffers of TLS count like any other. Refuses to know
+sockets, sessions and the contents of bytes.
 """
 
 from collections.abc import Callable
@@ -44,8 +44,8 @@ class Pressure:
         self.large_bytes = 0  # the part of them in large pieces
         self._large: dict[
             Callable[[], None], int
-        ] = {}  # by the callback that closes the connection: since when it waits, the oldest first
-        self.lent = 0  # requests, in total
+        ] = {}  # callback that closes the connection -> time since when it waits, the oldest first
+        self.lent = 0  # pending requests lent to all connections
         self._ended: dict[Callable[[], None], None] = {}  # callbacks that close the connection, the longest wait first
 
     def lend(self, requests: int) -> bool:

@@ -4,7 +4,7 @@ Raw non-blocking sockets and readiness callbacks: `recv_into` one buffer that al
 `send` views of that buffer at once. Nothing may await between a read and the last use of its view. The relay copies
 bytes that the socket did not accept, and stops reading the side that sent them until they are sent (back-pressure). It
 reads once per readiness event, and gives the session a bounded share of work per call. The session puts the rest back,
-for a turn after other connections had theirs. So no connection starves another.
+for a turn after other connections had theirs, so that no connection starves another.
 
 Memory per connection: one read (512 KiB) unsent per direction, one read put back per side, the buffers of its session,
 and at most pairing.LIMIT pending requests; `pressure.py` bounds the sum. An idle relay has nothing but its sockets.
@@ -41,8 +41,8 @@ from kproxy.wire.events import BROKER, CLIENT, SIDES, Desync, Event
 from kproxy.wire.session import Session
 
 FIRST_BYTES = 256  # the first bytes of a client, for the admission check
-# Longest wait of unsent bytes, by side: for a client, connections.max.idle.ms of brokers; for a broker, until every
-# client has timed out. HALF_CLOSED_S: how long a side may stay open after the other has ended.
+# Longest wait of unsent bytes in s, by side: a client has the connections.max.idle.ms of brokers, a broker the time
+# until every client has timed out. HALF_CLOSED_S: how long a side may stay open after the other has ended.
 STALLED_S = (600.0, 120.0)
 HALF_CLOSED_S = 60.0
 HANDSHAKE_S = 5.0  # how long an end waits for the answer to a SaslHandshake, which brokers send at once
@@ -429,7 +429,7 @@ class Relay(InFlightLimit, Draining, Lendable):
     # --- ends --------------------------------------------------------------------------------------------------------
 
     def _ended(self, side: int) -> None:
-        """A side has ended: pass the end on once everything before it is sent."""
+        """Handle the end of a side: pass it on once everything before it is sent."""
         if self._unheard is not None and not self._draining:
             self._unheard.cancel()
             self._unheard = None
@@ -460,7 +460,7 @@ class Relay(InFlightLimit, Draining, Lendable):
             self._drain_on()
 
     def _stop(self, to: int) -> None:
-        """All bytes of the ended side are sent: shut down writing to the other; close if both have ended."""
+        """Shut down writing to a side once all bytes of the ended side are sent; close if both have ended."""
         one, other = self._peers
         if one.ended and other.ended and one.unsent is None and other.unsent is None:
             self.close(f"{SIDES[self._first_end]}_closed")
@@ -476,12 +476,12 @@ class Relay(InFlightLimit, Draining, Lendable):
         self._peers[to].patience = self._loop.call_later(HALF_CLOSED_S, self.close, f"{SIDES[1 - to]}_closed")
 
     def _broken(self, side: int, fault: OSError) -> None:
-        """A side was reset or is unreachable: reset the other."""
+        """Reset the other side, since one was reset or is unreachable."""
         log.debug("%s side of %s broke: %s", SIDES[side], self.info.client_address, fault)
         self.close(f"{SIDES[side]}_reset", reset=True)
 
     def _unwritable(self, to: int) -> None:
-        """A side accepts no more bytes. Read its pending bytes first; the reader then finds its end or reset."""
+        """Handle a side that accepts no more bytes: read its pending bytes; the reader then finds its end or reset."""
         peer = self._peers[to]
         if peer.ended:
             self.close(f"{SIDES[to]}_reset", reset=True)
@@ -538,7 +538,7 @@ class Relay(InFlightLimit, Draining, Lendable):
                 with suppress(OSError):
                     peer.tls.shutdown(socket.SHUT_WR)
             peer.sock.close()
-            peer.dead = True  # for further pieces of the current read
+            peer.dead = True  # drops further pieces of the current read
             peer.readable = (
                 ignore_readiness  # the reader refers to this relay: without the cycle, memory is freed at once
             )

@@ -1,6 +1,6 @@
 """The fields of a relay, and the methods that its parts call on each other.
 
-Refuses to know what the parts do.
+Refuses to know the work of the parts.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class RelayCounts(NamedTuple):
     """Counters and state of a connection at one moment."""
 
     requests: int
-    received_bytes: tuple[int, int]  # from the client and from the broker
-    client_id: str | None  # of the last request whose first fields were read
-    awaits_answer: bool  # the oldest pending request is whole
+    received_bytes: tuple[int, int]  # (from the client, from the broker)
+    client_id: str | None  # client id of the last request whose first fields were read
+    awaits_answer: bool  # the oldest pending request is complete
 
 
 class Loan(Protocol):
-    """A relay's connection in the hands of the compiled core, or waiting for that."""
+    """A relay's connection while the compiled core relays it, or until it does."""
 
-    reads: int  # that Python does before it is lent
+    reads: int  # remaining reads in Python before it is lent
     is_lent: bool
 
     def counts(self) -> RelayCounts: ...
@@ -40,7 +40,7 @@ class Loan(Protocol):
 
 
 class RelayState:
-    """One dictionary of names less for each connection: a relay has slots."""
+    """The fields of a relay, as slots: a connection needs no dictionary for them."""
 
     __slots__ = (
         "__weakref__",
@@ -105,8 +105,8 @@ class RelayState:
     _pause: Callable[[], None] | None  # called once the client's request in transit is complete
     _draining: bool
     _finishing: bool  # draining, while new requests are still served
-    _to_boundary: bool  # of the client only the request in transit is read
-    _drained_as: str  # the cause of closing
+    _to_boundary: bool  # the relay reads only the client's request in transit
+    _drained_as: str  # the cause of closing after a drain
     _lingering: TimerHandle | None
     _unheard: TimerHandle | None  # runs after the client has ended, and closes the connection at last
 

@@ -6,8 +6,9 @@ order; while a connection has more than QUEUE_BYTES of them, neither side is rea
 are no frame, a four-letter command) costs nothing more, and the connection continues. A session also gives up if its
 connection has more than FREE_BYTES queued while all connections together have WAITING_BYTES.
 
-Ends: an end is passed on as an end, since `echo ruok | nc` waits for its answer after one; a reset as a reset. A
-connection is closed if a side accepts nothing for STALLED_S, or stays open HALF_CLOSED_S after the other has ended.
+Ends: the relay passes on an end as an end, since `echo ruok | nc` waits for its answer after one, and a reset as a
+reset. It closes a connection if a side accepts nothing for STALLED_S, or stays open HALF_CLOSED_S after the other has
+ended.
 
 Memory: QUEUE_BYTES and one write buffer per direction. All connections together: FREE_BYTES each and WAITING_BYTES
 queued, including CLOSED_BYTES of closed connections; `Room` bounds the sessions. Refuses to know servers, settings,
@@ -32,7 +33,7 @@ QUEUE_BYTES = 512 * 1024
 FREE_BYTES = 16 * 1024
 WAITING_BYTES = 64 * 1024 * 1024
 CLOSED_BYTES = 16 * 1024 * 1024
-CLOSED_OPERATIONS = 50  # of a closed connection: unanswered operations reported per turn
+CLOSED_OPERATIONS = 50  # unanswered operations of a closed connection reported per turn
 WRITE_BYTES = 512 * 1024
 STALLED_S = 120.0
 HALF_CLOSED_S = 60.0
@@ -103,7 +104,7 @@ class ZooKeeperRelay:
     # --- called by the ends ------------------------------------------------------------------------------------------
 
     def made(self, side: int) -> None:
-        """A side is writable: pass on earlier bytes and the end of the other side."""
+        """Pass on earlier bytes and the end of the other side, since this side is writable now."""
         early, self._early = self._early, bytearray()
         if early:
             self.take(1 - side, bytes(early))
@@ -136,7 +137,7 @@ class ZooKeeperRelay:
         self._pause_if_full()
 
     def ended(self, side: int) -> None:
-        """A side sends nothing more."""
+        """Handle the end of a side's bytes."""
         self._silent.add(side)
         if len(self._silent) == len(self._ends):
             self.close()
@@ -150,7 +151,7 @@ class ZooKeeperRelay:
             transport.write_eof()
 
     def stalled(self, side: int, is_stalled: bool) -> None:
-        """A side takes no more bytes, or again."""
+        """Handle that a side accepts no more bytes, or accepts bytes again."""
         self._ends[1 - side].pause(_WRITE, is_stalled)
         if is_stalled:
             self._after(STALLED_S, side)
@@ -176,7 +177,7 @@ class ZooKeeperRelay:
             self._readings.add(self)
 
     def _finish(self) -> bool:
-        """Both sides are closed, and all is read: report operations without an answer; whether there are more."""
+        """Report unanswered operations after both sides have closed and all is read; returns whether there are more."""
         more = False
         try:
             more = self.session.close(CLOSED_OPERATIONS)
@@ -200,13 +201,13 @@ class ZooKeeperRelay:
     # --- reading along -----------------------------------------------------------------------------------------------
 
     def read(self) -> bool:
-        """Read the next slice; whether there is more."""
+        """Read the next slice; returns whether there is more."""
         before = self._queued
         try:
             if self._queue and not self.session.opaque:
                 self._read_slice()
             self._tell()
-        except Exception:  # bytes pass all the same
+        except Exception:  # the relay continues to forward bytes
             log.exception("a defect of kproxy: a connection is passed on and no longer read")
             self.session.give_up()
             self.session.events.clear()
@@ -252,7 +253,7 @@ class ZooKeeperRelay:
             self.session.events.clear()
 
     def close(self) -> None:
-        """End both sides behind what is written."""
+        """End both sides after the written bytes."""
         for end in self._ends:
             if end.transport is not None:
                 end.transport.close()
