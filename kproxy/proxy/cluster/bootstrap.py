@@ -1,6 +1,6 @@
-"""The order in which a cluster's bootstrap addresses are tried. Pure.
+"""The order of a cluster's bootstrap addresses for dialling. Pure.
 
-Refuses to know sockets and clocks other than the one that it is given.
+Refuses to know sockets. The caller provides the clock.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from time import monotonic
 
 from kproxy.proxy.config.addresses import Address
 
-AVOIDED_S = 30.0  # s for which an address that failed is tried last
+AVOIDED_S = 30.0  # s during which an address that failed comes last
 
 
 class BootstrapAddresses:
-    """Rotates the bootstrap addresses; those that failed lately come last."""
+    """Rotates the bootstrap addresses; addresses that failed in the last AVOIDED_S come last."""
 
     def __init__(self, addresses: Sequence[Address], clock: Callable[[], float] = monotonic) -> None:
         self._addresses = list(addresses)

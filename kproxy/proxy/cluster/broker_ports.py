@@ -1,11 +1,10 @@
 """The ports that represent a cluster's brokers: bound as brokers become known, retried after a failure.
 
 Bounded by MAX_BROKERS, and by the file descriptors reserved for listening: an answer could name as many brokers as
-there are ports. A port that cannot be bound is advertised all the same, never the broker's own address. It keeps the
-cluster from being ready, and so does a broker without a port: it is not declared, its node id is too high, or all ports
-of the range are assigned to others (`port_assignment`). The assignment is written to `ports_file`, at most once per
-turn of the event loop, by the process that serves clients. Refuses to know how brokers are found and what happens on a
-connection.
+there are ports. Clients get the port of a broker even if kproxy cannot bind it, never the broker's own address. The
+cluster is not ready while a port is not bound, or while a broker has no port: it is not declared, its node id is too
+high, or all ports of the range are assigned to others (`port_assignment`). The process that serves clients writes the
+assignment to `ports_file`, at most once per turn of the event loop. Refuses to know discovery and connections.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ class BrokerPorts:
         self.open: dict[int, Listener] = {}  # by node id
         self._unbound: dict[int, str] = {}  # node id -> reason
         self._without: dict[int, None] = {}  # node ids that have no port
-        self.backlog = backlog  # of ports that are bound from now on
+        self.backlog = backlog  # listen backlog of further ports
         self._gate = gate
         self._cluster = cluster
         self._routes = routes
@@ -68,7 +67,7 @@ class BrokerPorts:
         self._writing: asyncio.TimerHandle | None = None
         self._file: Path | None = None
         self._kept: Mapping[int, int] | None = None  # ports in the file as last read or written; None: unknown
-        self._untold: set[int] = set()  # ids whose port of the range was advertised to no client yet
+        self._unadvertised: set[int] = set()  # ids whose port of the range was advertised to no client yet
         self.assignment: PortAssignment | None = None
         entry = cluster.any_brokers
         if entry is not None and cluster.route == "ports":
@@ -115,7 +114,7 @@ class BrokerPorts:
             return
         before = dict(self.assignment.ports)
         self._kept = None
-        self._untold.clear()
+        self._unadvertised.clear()
         self.assignment.restore(held)
         for node_id in before:
             listener = self.open.get(node_id)
@@ -130,7 +129,7 @@ class BrokerPorts:
         self._write_soon()
 
     def name(self, node_id: int) -> None:
-        """Assign a port to a broker named by an answer, if it has none and needs one."""
+        """Assign a port to a broker that an answer names, if it has none and needs one."""
         assignment = self.assignment
         if assignment is None or node_id < 0:
             return
@@ -144,7 +143,7 @@ class BrokerPorts:
         if given is None:
             return
         self._without.pop(node_id, None)
-        self._untold.add(node_id)
+        self._unadvertised.add(node_id)
         if given.former is not None:
             text = "cluster=%s: port %d of broker %d, which the cluster has not named for %.0f s, is now broker %d's"
             self._limiter.log(
@@ -171,7 +170,7 @@ class BrokerPorts:
             self.name(node_id)
 
     def answered_nothing(self) -> None:
-        """Start assigning ports as answers to clients name brokers: this cluster names them only after a login."""
+        """Start assigning ports as clients' answers name brokers: the cluster names none to kproxy without a login."""
         if self.assignment is not None:
             self.assignment.may_give = True
 
@@ -258,11 +257,13 @@ class BrokerPorts:
             self.open[node_id] = self._listener(node_id, port_of.bind)
         except OSError as fault:
             why = why_unbound(fault, self._gate, self._hosts, port_of.bind)
-            if not (fault.errno == errno.EADDRINUSE and node_id in self._untold and self._open_next(node_id, why)):
-                self._untold.discard(node_id)
+            if not (
+                fault.errno == errno.EADDRINUSE and node_id in self._unadvertised and self._open_next(node_id, why)
+            ):
+                self._unadvertised.discard(node_id)
                 reason = f"{where}, the port of broker {node_id}, cannot be bound: {why}"
                 return self._not_bound(node_id, reason)
-        self._untold.discard(node_id)
+        self._unadvertised.discard(node_id)
         self._unbound.pop(node_id, None)
         self._without.pop(node_id, None)
         self._new.append(node_id)

@@ -1,9 +1,9 @@
 """Identifies the broker at an address that a client dialled, for transparent listeners, which rewrite nothing.
 
-Brokers advertise host names and clients dial numeric addresses, so names are resolved here: when a broker is first
-named, and again in each round of discovery. The result is used only for labels; if it is wrong or missing, traffic
-passes all the same. Bounded: MAX_BROKERS brokers, PLACES addresses of each, one look-up at a time. Refuses to know
-sockets and listeners.
+Brokers advertise host names and clients dial numeric addresses, so this module resolves names: when an answer first
+names a broker, and again in each round of discovery. Only labels use the result, so a wrong or missing one does not
+affect traffic. Bounded: MAX_BROKERS brokers, PLACES addresses of each, one look-up at a time. Refuses to know sockets
+and listeners.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ class Destinations:
         return new
 
     async def run(self) -> None:
-        """Resolve names as they come, for ever."""
+        """Resolve names as answers name brokers, for ever."""
         while True:
             node_id = await self._new.get()
             try:

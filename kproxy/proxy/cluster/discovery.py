@@ -1,8 +1,8 @@
 """Learns a cluster's brokers: asks at the start until one answers, then at an interval, and soon after losing one.
 
-It never ends: an exception in a round is logged, the cluster counts as not ready, and the next round follows. Bounded:
-one request at a time, at most one round per MIN_INTERVAL_S once the cluster has answered. Refuses to know ports and the
-use of an answer.
+It never ends: after an exception in a round, it logs the exception, reports the cluster as not ready, and starts the
+next round. Bounded: one request at a time, at most one round per MIN_INTERVAL_S once the cluster has answered. Refuses
+to know ports and the use of an answer.
 """
 
 import asyncio

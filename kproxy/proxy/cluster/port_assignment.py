@@ -1,10 +1,10 @@
 """Assignment of a range of ports to node ids that are not declared, as the ids appear.
 
-Invariants: a node id keeps its port while the cluster names it, and no two ids have one port. A port passes to another
-id only if none is free: then the port of the id that complete answers have lacked the longest, for ABSENT_S at least,
-and that has no open connection. No port is assigned before the first complete answer, whose ids get ports in ascending
-order: so a restart of an unchanged cluster assigns the same ports. Bounded by the range. Refuses to know sockets, files
-and messages.
+Invariants: a node id keeps its port while the cluster names it, and no two ids share a port. If no port is free,
+another id gets the port of the id that complete answers have lacked the longest, for ABSENT_S at least, and that has no
+open connection. Assignment begins with the first complete answer, whose ids get ports in ascending order, so that a
+restart of an unchanged cluster assigns the same ports. Bounded by the range. Refuses to know sockets, files and
+messages.
 """
 
 import time

@@ -2,8 +2,8 @@
 
 The map from node id to port depends only on the configuration and the id, so that replicas agree without communicating
 and a restart changes nothing; except for `ids = "any"`, whose ports are assigned as ids appear (`port_assignment`).
-Upstream addresses are learned by node id: the last answer wins, new connections go there, and a broker that has
-disappeared keeps its port. Refuses to know sockets, names and frames.
+New connections go to the upstream address of the node id in the latest answer. A broker that has disappeared keeps its
+port. Refuses to know sockets, names and frames.
 """
 
 import re
@@ -58,7 +58,7 @@ class Routes:
         self._base = cluster.broker_port_base or listen_port + 1
         self._declared = cluster.brokers
         entry = cluster.any_brokers
-        self._shift = 0  # from an assigned port to the value of {port}
+        self._shift = 0  # the value of {port} minus the assigned port
         if entry is not None and entry.port is not None and entry.advertise_port is not None:
             self._shift = entry.advertise_port - entry.port
         self.assigned: Mapping[int, int] = {}  # node id -> port, of ids that are not declared
@@ -110,8 +110,7 @@ class Routes:
     def learn(self, node_id: int, address: Address) -> str:
         """Apply the address that a broker advertises. Returns why it is refused, or "".
 
-        Refused are the address that clients get for this broker, since kproxy would dial itself, and invalid host
-        names.
+        It refuses the address that clients get for this broker, since kproxy would dial itself, and invalid host names.
         """
         if self._route == "sidecar" or self.port_of(node_id) is None:
             return ""  # kproxy never dials it

@@ -1,7 +1,7 @@
-"""Route sidecar: which of a cluster's brokers is the one on this machine.
+"""Route sidecar: finds the broker of the cluster that runs on this machine.
 
-Duty: compare the address that kproxy dials with those that brokers advertise, by the machine's own addresses. Refuses
-to know connections.
+Duty: compare the address that kproxy dials and the addresses that brokers advertise with the machine's own addresses.
+Refuses to know connections.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ LOOKED_UP = 64  # names of brokers to resolve at once, to find the one on the si
 
 
 async def find_broker_here(asked: Address, brokers: Brokers, dialler: Dialler) -> int | None:
-    """Return the broker that answers at an address, None if uncertain: answers do not name their sender.
+    """Return the node id of the broker that answers at an address; None if uncertain, as answers do not name a sender.
 
-    A sidecar dials localhost, but the broker advertises its name: it is the broker of this machine with that port.
+    A sidecar dials localhost, but the broker advertises a host name: it is the broker on this machine with that port.
     """
     same = [node_id for node_id, at in brokers.items() if at == asked]
     if same or len(brokers) == 1:
@@ -32,7 +32,7 @@ async def find_broker_here(asked: Address, brokers: Brokers, dialler: Dialler) -
 
 
 async def _is_here(address: Address, dialler: Dialler) -> bool:
-    """Whether the address is of this machine; False if its name is not resolved in time."""
+    """Whether the address belongs to this machine; False if its name is not resolved in time."""
     try:
         async with asyncio.timeout(dialler.timeout_s):
             places = await dialler.resolver.addresses(address)

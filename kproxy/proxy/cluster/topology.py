@@ -1,6 +1,6 @@
 """The brokers of one cluster for its connections: the broker that a client dialled, and its upstream addresses.
 
-Discovery and passing answers fill in the routes. Refuses to know how brokers are found and dialled.
+Discovery and clients' answers fill in the routes. Refuses to know how brokers are found and dialled.
 """
 
 import socket
@@ -13,10 +13,10 @@ from kproxy.proxy.relay.ends import Admitted, Incoming
 
 
 class Topology:
-    """redirected: with route transparent, the addresses that clients have dialled.
+    """redirected: the addresses that clients have dialled, for route transparent.
 
-    routes: set by the owner once the bootstrap port is bound. sidecar_broker: with route sidecar, the node id of the
-    broker behind the bootstrap address, once known.
+    routes: set by the owner once the bootstrap port is bound. sidecar_broker: the node id of the broker behind the
+    bootstrap address, once known, for route sidecar.
     """
 
     def __init__(self, addresses: BootstrapAddresses, redirected: Transparent | None) -> None:

@@ -1,8 +1,8 @@
 """Route transparent: clients dial brokers, the kernel redirects them here, and kproxy dials the original destination.
 
 Duty: find each client's original destination, refuse clients that were not redirected, and identify the broker there
-from discovery and from passing answers. The broker is used only for labels; nothing is rewritten, and unreadable bytes
-pass unread. Bounds are those of `Destinations`. Refuses to know relays and the syntax of kernel rules.
+from discovery and from clients' answers. Only labels use the broker; kproxy rewrites nothing, and forwards bytes that
+it cannot read. Bounds are those of `Destinations`. Refuses to know relays and the syntax of kernel rules.
 """
 
 import socket

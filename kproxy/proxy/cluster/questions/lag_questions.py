@@ -1,14 +1,14 @@
 """The lag monitor's requests to brokers at an interval: ends of consumed logs, and offsets committed by groups.
 
-Traffic does not show all of them: consumers stop, other brokers have other kproxies, offsets and groups are deleted
-elsewhere. So the coordinators of all groups seen are asked for offsets (OffsetFetch), and the leaders of all partitions
-with a committed offset for the ends of their logs (ListOffsets). Leaders and coordinators are looked up if they are
-unknown, and again if a broker no longer is one.
+Traffic does not show all of them: consumers stop, other kproxies relay other brokers, clients elsewhere delete offsets
+and groups. kproxy therefore asks the coordinators of all observed groups for committed offsets (OffsetFetch), and the
+leaders of all partitions with a committed offset for the ends of their logs (ListOffsets). It looks up leaders and
+coordinators if they are unknown, and again if a broker has ceased to be one.
 
 Bounded: MAX_GROUPS groups and MAX_PARTITIONS partitions per round, which take turns if there are more; one connection
-per broker, one request on it at a time, each within the dialler's timeout. After a round in which no broker answered,
-the pause doubles, up to MAX_PAUSE_S. Errors from brokers are counted, and logged once. Refuses to know how lag is
-computed, and requests' bytes.
+per broker, one request on it at a time, each within the dialler's timeout. If no broker answers in a round, the pause
+doubles, up to MAX_PAUSE_S. kproxy counts error codes from brokers, and logs each kind once. Refuses to know the
+computation of lag and the bytes of requests.
 """
 
 import asyncio
@@ -78,7 +78,7 @@ class LagSource(Protocol):
         """Return the current offsets of all processes; None if nothing decodes bodies yet."""
 
     def learned(self, cluster: str, lags: Lags, since_ns: int) -> None:
-        """Publish `lags`, to which brokers' answers since `since_ns` were applied."""
+        """Publish `lags`, which include brokers' answers since `since_ns`."""
 
 
 class OwnLags:
@@ -143,7 +143,7 @@ class LagQuestions:
             pause_s = self._interval_s if is_answered else min(2 * pause_s, max(self._interval_s, MAX_PAUSE_S))
 
     async def round(self) -> bool:
-        """Ask once for all offsets; returns whether some broker answered or none had to."""
+        """Ask once for all offsets; returns whether some broker answered, or no request was needed."""
         lags = await self._source.lags(self._cells.cluster)
         groups = self._some("groups", lags.groups(), MAX_GROUPS) if lags is not None else []
         if lags is None or not groups:
@@ -174,7 +174,7 @@ class LagQuestions:
     async def _find_leaders(self, brokers: "_Brokers", topics: Collection[str]) -> None:
         """Ask for the leaders of topics without a known one."""
         unknown = sorted(topic for topic in topics if topic not in self._leaders)
-        answer = await self._asked(brokers, None, METADATA, leaders, unknown)
+        answer = await self._ask(brokers, None, METADATA, leaders, unknown)
         if answer is not None:
             self._brokers.update(answer.brokers)
             self._leaders |= answer.found
@@ -184,7 +184,7 @@ class LagQuestions:
     async def _find_coordinators(self, brokers: "_Brokers", groups: Collection[str]) -> None:
         self._coordinators = {group: node for group, node in self._coordinators.items() if group in groups}
         unknown = sorted(group for group in groups if group not in self._coordinators)
-        answer = await self._asked(brokers, None, FIND_COORDINATOR, coordinators, unknown)
+        answer = await self._ask(brokers, None, FIND_COORDINATOR, coordinators, unknown)
         if answer is not None:
             self._brokers.update(answer.brokers)
             self._coordinators |= answer.found
@@ -195,7 +195,7 @@ class LagQuestions:
         await self._find_coordinators(brokers, groups)
         for node_id, some in _by_broker(self._coordinators).items():
             asked_ns = self._now_ns()
-            answer = await self._asked(brokers, node_id, OFFSET_FETCH, committed, some)
+            answer = await self._ask(brokers, node_id, OFFSET_FETCH, committed, some)
             for group in some if answer is None else answer.refused:
                 self._coordinators.pop(group, None)
             if answer is None:
@@ -238,7 +238,7 @@ class LagQuestions:
                 leaderless.add(topic)
         for node_id, partitions in _by_broker(led).items():
             asked_ns = self._now_ns()
-            answer = await self._asked(brokers, node_id, LIST_OFFSETS, ends, partitions)
+            answer = await self._ask(brokers, node_id, LIST_OFFSETS, ends, partitions)
             leaderless.update(topic for topic, _ in (partitions if answer is None else answer.refused))
             found = iter(answer.found.items() if answer is not None else ())
             while some := dict(islice(found, PARTITIONS_PER_TURN)):
@@ -250,7 +250,7 @@ class LagQuestions:
     def _is_listed(self, topic: str) -> bool:
         return topic in self._listed
 
-    async def _asked(
+    async def _ask(
         self,
         brokers: "_Brokers",
         node_id: int | None,
@@ -258,7 +258,7 @@ class LagQuestions:
         ask: Ask[K, V],
         of: Collection[K],
     ) -> Answer[K, V] | None:
-        """Ask a broker, or any broker for None, and count the outcome. Returns None if it did not answer."""
+        """Ask a broker and count the outcome; node_id None: any broker. Returns None if it did not answer."""
         if not of:
             return Answer()
         api = schema().apis[api_key].name

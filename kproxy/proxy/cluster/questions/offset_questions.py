@@ -1,6 +1,6 @@
 """Requests of the lag monitor: partition leaders, group coordinators, ends of logs, committed offsets.
 
-Versions are those since Kafka 0.11 (`TooOld`): an older Metadata would create the topics that it names. Each function
+It uses the versions since Kafka 0.11 (`TooOld`): an older Metadata would create the topics that it names. Each function
 uses one connection, and returns the results and, separately, the error codes. One request has at most
 PARTITIONS_PER_REQUEST partitions, GROUPS_PER_REQUEST groups or TOPICS_PER_REQUEST topics. Raises UpstreamError, and
 ProtocolError for an answer that does not decode. The caller bounds the time. Refuses to know when to ask, and the use

@@ -1,8 +1,8 @@
 """Requests that kproxy itself sends to brokers: ApiVersions, and Metadata for the list of brokers.
 
-To open a port for each broker, kproxy must know the brokers before a client comes. Bounded in time by the dialler's
-timeout, and by _LONGER_S beyond it: a dial that fails at its own end has the cause. The only exception raised is
-UpstreamError. Refuses to know when to ask, and the use of an answer.
+kproxy must know the brokers before a client connects, since it opens a port for each of them. Bounded in time by the
+dialler's timeout and _LONGER_S beyond it, so that a dial fails by its own timeout, with its cause in the exception. The
+only exception raised is UpstreamError. Refuses to know when to ask, and the use of an answer.
 """
 
 import asyncio
