@@ -2,8 +2,8 @@
 
 One timer of the event loop serves all connections of a process. Each connection has its place in a timer wheel of whole
 seconds and is checked a few times per idle_timeout_s, at least once a minute, from counters that the session has
-anyway: the relay does no work for it. So an idle connection ends up to a quarter of its timeout and a second late. It
-ends as in a drain: pending answers are delivered, and the client sees the close between two requests.
+anyway: the relay does no work for it. An idle connection therefore ends up to a quarter of its timeout and a second
+late. It ends as in a drain: kproxy delivers pending answers, and the client sees the close between two requests.
 
 Bounded: an entry per connection with such a limit, kept for at most a minute after its end; SLICE entries are checked
 at once. Refuses to know the purpose of limits, and sockets.
@@ -128,7 +128,7 @@ class Ageing:
                 watched.reached("idle_timeout_s")
                 if relay.session.at_boundary(CLIENT):
                     relay.finish("idle_timeout")
-                else:  # amid a request whose rest does not come
+                else:  # the rest of an incomplete request does not arrive
                     relay.close("idle_timeout")
                 return
         if not relay.closed:

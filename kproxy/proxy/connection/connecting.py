@@ -52,7 +52,7 @@ class Connections:
 
     topology: the brokers. advertise: rewrites a broker's address; find_leak: checks answers before they leave;
     broker_lost(): called when a broker could not be dialled or reset a connection; connector: connects to brokers;
-    welcome: the steps of a client's admission, in order, each raising RefusedClient for a client that must be closed;
+    welcome: the steps of a client's admission, in order; each raises RefusedClient for a client that must be closed;
     logins: of kproxy and of clients.
     """
 
@@ -69,7 +69,7 @@ class Connections:
         welcome: Iterable[Welcome] = (),
         logins: Logins | None = None,
     ) -> None:
-        # Called with each accepted client; with several processes it passes the client to another one.
+        # Called with each accepted client; passes the client to another process if there are several.
         self.serve: Callable[[Incoming], None] = self.connect
         self.making = 0  # connections being set up
         self.ends = False  # drain new connections soon: kproxy drains, or the cluster has newer settings

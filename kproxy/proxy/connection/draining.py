@@ -1,13 +1,12 @@
-"""Drains connections: one after the other, each closed when none of its requests is unanswered.
+"""Drains connections: closes one after the other, each when all its requests are answered.
 
-If all idle clients were closed at once, they would all reconnect at once, to the remaining kproxies. So the
-connections' turns are spread evenly over the drain, and each one is served as usual until its turn. From then on it is
-closed as soon as all requests received are answered. A client that always has requests in flight would never be closed:
-near the end of the drain kproxy stops reading it, and delivers the pending answers. A connection with more than
-MANY_IN_FLIGHT requests in flight is no longer read from an earlier point on, so that a slow broker has time to answer
-them.
+If kproxy closed all idle clients at once, they would all reconnect at once, to the remaining kproxies. It therefore
+spreads the connections' turns evenly over the drain, and serves each one as usual until its turn. From then on, it
+closes the connection as soon as all requests received are answered. A client that always has requests in flight would
+never be closed: near the end of the drain kproxy stops reading it, and delivers the pending answers. It stops reading
+a connection with more than MANY_IN_FLIGHT requests in flight earlier, so that a slow broker has time to answer them.
 
-With few connections the spread is short, so that a small kproxy stops soon. Refuses to know listeners and signals.
+The spread of few connections is short, so that a small kproxy stops soon. Refuses to know listeners and signals.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Detects connections of one cluster that lead back to this kproxy, and closes them.
 
-A connection that proves to be kproxy's own is closed, with all others to the same upstream. Bounded by the open
-connections. Refuses to know who accepts and who dials.
+If a client's connection proves to be kproxy's own, kproxy closes it and all others to the same upstream. Bounded by the
+open connections. Refuses to know how connections are accepted and dialled.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ log = logging.getLogger("kproxy.cluster")
 
 
 class Loops:
-    """looped: the latest upstream that led back to this kproxy. connector: for kproxy's own requests."""
+    """looped: the latest upstream that led back to this kproxy. connector: connects kproxy's own requests."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """An operator's views of connections and actions on them: one function for each operation on a worker.
 
-With several processes each of them runs the same function, and its result is sent to the parent: so arguments and
-results are plain values, and an operation on one connection finds it in one process and nothing in the others.
-`OPERATIONS` is the whole interface. Refuses to know HTTP, and how many processes there are.
+If there are several processes, each runs the same function and sends its result to the parent. Arguments and results
+are therefore plain values, and an operation on one connection finds it in one process and nothing in the others.
+`OPERATIONS` is the whole interface. Refuses to know HTTP and the number of processes.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -39,7 +39,7 @@ class Worker:
     clock_offset_ns: int  # wall clock minus monotonic time, in ns; fixed at start
     metrics: Metrics
     sinks: Sequence[Sink]
-    relays: dict[int, Relay] = field(default_factory=dict)  # by connection number, oldest first
+    relays: dict[int, Relay] = field(default_factory=dict)  # connection number -> relay, oldest first
     held: HeldBudget = field(init=False)  # shared by all sessions
     idle: asyncio.Event = field(default_factory=asyncio.Event)  # set whenever the last relay closes
     on_left: Callable[[int], None] | None = None  # called with a number, if another process counts connections
@@ -49,7 +49,7 @@ class Worker:
     ageing: Ageing = field(init=False)
     flight: FlightRecorder | None = None
     core: Core | None = None  # None: Python relays all connections
-    readings: Readings = field(default_factory=Readings)  # of ZooKeeper's connections, and of slow work
+    readings: Readings = field(default_factory=Readings)  # turns for ZooKeeper's connections and slow work
     lanes: SlowLanes = field(init=False)  # slow work of all sessions
     traces: Traces = field(default_factory=Traces)
     feed: Feed = field(default_factory=Feed)  # frames decoded in another process

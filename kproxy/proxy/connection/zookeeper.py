@@ -1,9 +1,9 @@
 """`[[zookeeper]]` listeners: accepts clients, connects each to a server, counts and records their traffic.
 
-A client is given to the next server in turn; a server that could not be reached is tried last for RETRY_S, and the next
-of the list takes its place at once. Any of the servers can serve a session. Runs in one process, with workers in their
-parent. Bounds: clients count among `max_connections`; all sessions of a listener hold at most ROOM_BYTES of large
-frames and ROOM_OPERATIONS unanswered operations. Refuses to know bytes, and how a relay passes them.
+Each client gets the next server in turn. If kproxy cannot reach a server, it tries the next one at once, and tries the
+former last for RETRY_S. Any of the servers can serve a session. Runs in one process: the parent, if there are workers.
+Bounds: clients count among `max_connections`; all sessions of a listener hold at most ROOM_BYTES of large frames and
+ROOM_OPERATIONS unanswered operations. Refuses to know bytes, and how a relay forwards them.
 """
 
 import asyncio
@@ -30,15 +30,16 @@ from kproxy.proxy.tasks import Tasks
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.zookeeper.session import Event, Fault, Operation, Room
 
-ENDED_S = 5.0  # for ended connections to report unanswered operations during a drain
+ENDED_S = 5.0  # s in which ended connections must report unanswered operations during a drain
 DIAL_S = 3.0  # a client allows a server a third of its session timeout
 RETRY_S = 30.0
 ROOM_BYTES = 64 * 1024 * 1024
-# Unanswered: as many as eight servers accept (globalOutstandingLimit), and a collection walks in 3 ms.
+# Unanswered operations: eight servers accept as many (globalOutstandingLimit), and a garbage collection walks them in
+# 3 ms.
 ROOM_OPERATIONS = 8 * 1024
 REGISTRY = "registry"
 
-_numbers = count(1)  # of clients, over all listeners
+_numbers = count(1)  # numbers of clients, unique over all listeners
 
 log = logging.getLogger("kproxy.zookeeper")
 
@@ -119,7 +120,7 @@ class ZooKeeperProxy:
     def rows(self, after: int, limit: int) -> list[dict[str, Any]]:
         """Return the oldest clients whose number is above `after`, as rows of /api/zookeeper."""
         found: list[dict[str, Any]] = []
-        for relay, connection in self._relays.items():  # in the order of their numbers
+        for relay, connection in self._relays.items():  # ordered by number
             if len(found) == limit:
                 break
             if connection.number > after:
