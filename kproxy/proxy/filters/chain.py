@@ -1,12 +1,12 @@
-"""Filters: the one way to take part in a connection, and the chain in which a connection has them.
+"""Filters: the only way to take part in a connection, and the chain of a connection's filters.
 
 A request passes the filters in the order of the chain until one decides it. A held answer passes them in the same
-order, and each may replace it. Events reach every filter after all of that. A filter overrides only the methods that it
+order, and each may replace it. Every filter gets the events afterwards. A filter overrides only the methods that it
 needs; the others cost nothing. `connection/filtering.py` has the order.
 
-To see requests or whole answers, a filter's cluster part declares them in the `Interest` of its sessions
+A filter's cluster part declares the requests and whole answers that the filter needs in the `Interest` of its sessions
 (`filtering.py`): requests by `authorizes`, answers by the plan (`Interest.held_plan`). Events need no declaration, but
-the compiled core relays no connection whose filters need all of them. Refuses to know what filters do.
+the compiled core relays no connection whose filters need all of them. Refuses to know the purpose of a filter.
 """
 
 from collections.abc import Callable, Sequence
@@ -40,7 +40,7 @@ class Filter:
         return True
 
     def deciding_fields(self, exchange: Exchange, head: Any) -> frozenset[str] | None:
-        """Return the paths of the fields by which such requests are decided once and for all; None: each by itself."""
+        """Return the paths of the fields whose values decide all such requests; None: each needs its own decision."""
         return frozenset()
 
     def passes(self, exchange: Exchange, frame: Any) -> bool:
@@ -62,7 +62,7 @@ class Filter:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    needs_all_events: ClassVar[bool] = True  # False: not those of exchanges that the compiled core may relay
+    needs_all_events: ClassVar[bool] = True  # False: needs no events of exchanges that the compiled core may relay
 
     def events(self, events: list[Event]) -> None:
         """Take the events of one call of the session."""
@@ -81,7 +81,7 @@ class Chain(Filter):
         """holds_answers: the session holds answers for the filters to replace."""
         self._deciding = tuple(each for each in filters if _overrides(each, "decide"))
         self._answering = tuple(each for each in filters if holds_answers and _overrides(each, "answer"))
-        self._holder: Filter | None = None  # of the newest request that is held, or decided in slices
+        self._holder: Filter | None = None  # the filter that holds the newest request, or decides it in slices
         listening = [each for each in filters if _overrides(each, "events")]
         self.sinks: tuple[Callable[[list[Event]], None], ...] = tuple(each.events for each in listening)
         self.allows_core = not any(each.needs_all_events for each in listening)

@@ -1,8 +1,9 @@
 """Queue of exchanges with their frames, from relays to the process that decodes them (`feed_process.py`).
 
 Duty: the sink of a relay's process. It queues exchanges that sessions kept, which costs the loop an append; a thread
-writes them to a socket, almost always without the interpreter's lock. If the other process falls behind, exchanges are
-dropped and counted, and no relay waits. Without a socket (that process is starting) exchanges are queued as well.
+writes them to a socket, almost always without the interpreter's lock. If the other process falls behind, it drops and
+counts exchanges, and no relay waits. While the other process starts, there is no socket, and exchanges stay in the
+queue.
 
 Bounded: QUEUE_BYTES. Does not decode frames.
 """
@@ -32,7 +33,7 @@ _GATHER_S = 0.01  # exchanges of this interval are written together
 _CHUNK_BYTES = 64 * 1024
 _CLOSE_S = 2.0
 
-_HEAD = Struct(">IIi")  # bytes of the pickled fields, of the request, of the answer; -1: no answer
+_HEAD = Struct(">IIi")  # sizes in bytes: pickled fields, request, answer (-1: no answer)
 
 log = logging.getLogger("kproxy.insight")
 
@@ -57,13 +58,13 @@ class KeptExchange(NamedTuple):
     api_version: int
     number: int
     request_end: int
-    response_start: int  # 0: it was never answered
-    request: bytes  # for a coordinator's log (FETCH): the topic, its id and the partition, as JSON
-    response: bytes | None  # for a coordinator's log: one batch
+    response_start: int  # 0: never answered
+    request: bytes  # a coordinator's log (FETCH) has the topic, its id and the partition here, as JSON
+    response: bytes | None  # a coordinator's log has one batch here
 
     @property
     def at_ns(self) -> int:
-        """Return its time in nanoseconds, by which exchanges are ordered."""
+        """Return its time in nanoseconds, which determines the order of exchanges."""
         return self.response_start or self.request_end
 
     @property
@@ -84,7 +85,7 @@ class Feed:
         self._thread: Thread | None = None
 
     def use(self, sock: socket.socket | None) -> None:
-        """Write to this socket from now on, and own it; None: no process reads."""
+        """Write to this socket from now on, and close it later; None: no process reads."""
         before, self._sock = self._sock, sock
         if before is not None:
             with suppress(OSError):

@@ -93,9 +93,9 @@ class FlightRecorder:
         self._tasks = Tasks("flight")
         self._is_dumping = False
         self._last_s = -1e9
-        self._results: dict[str, dict[str, Any]] = {}  # of the last requested dumps, by folder
+        self._results: dict[str, dict[str, Any]] = {}  # folder -> result, for the last requested dumps
         self._process: subprocess.Popen[bytes] | None = None  # the process that writes a dump
-        self._timer: asyncio.TimerHandle | None = None  # of a triggered dump that has not begun
+        self._timer: asyncio.TimerHandle | None = None  # starts a triggered dump
 
     def watch(self, session: Session, info: ConnectionInfo) -> None:
         """Record a new session."""
@@ -149,7 +149,7 @@ class FlightRecorder:
         await self._tasks.cancel()
 
     def found(self, name: str, text: str) -> None:
-        """Dump into that folder, which all processes share, since there is a severe finding."""
+        """Dump into that folder, which all processes share, because of a severe finding."""
         self._trigger(FINDINGS, name, text)
 
     def _triggered(self, trigger: "Trigger") -> None:
@@ -212,7 +212,7 @@ class FlightRecorder:
             self._counts[cause][FAILED] += 1
             log.error("no dump cause=%s: %s", cause, fault)
             result = {"error": str(fault)}
-        except Exception as fault:  # the caller must get a result after a defect, too
+        except Exception as fault:  # the caller must get a result even after a defect
             self._counts[cause][FAILED] += 1
             log.exception("no dump cause=%s: a defect of kproxy", cause)
             result = {"error": f"a defect of kproxy, which its log shows: {type(fault).__name__}"}

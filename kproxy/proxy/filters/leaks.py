@@ -6,9 +6,9 @@ Addresses in other encodings are not found. Known addresses are the bootstrap ad
 advertised, MAX_KNOWN at most, and the last MAX_MOVED former addresses of brokers, since a broker may still name them.
 Addresses that clients receive on purpose are excluded.
 
-A search reads an answer's first SEARCHED_BYTES: a large Metadata answer begins with the brokers. With up to FEW
-distinct hosts, or ports, it costs a pass of bytes.find for each. With more, it costs one pass of a pattern of all
-ports, and for each match a look-up per distinct length of a host. It covers all known addresses, whatever their number.
+A search reads an answer's first SEARCHED_BYTES: a large Metadata answer begins with the brokers. It covers all known
+addresses. Up to FEW distinct hosts, or ports, cost a pass of bytes.find each. More of them cost one pass of a pattern
+of all ports, and for each match a look-up per distinct length of a host.
 """
 
 import logging
@@ -45,7 +45,7 @@ class KnownAddresses:
         self._hosts: dict[bytes, set[bytes]] = {}  # host -> its ports, as on the wire
         self._ports: dict[bytes, set[bytes]] = {}  # port -> its hosts
         self._moved: dict[Address, None] = {}  # former addresses of brokers, the oldest first
-        self._lengths: tuple[int, ...] = ()  # of hosts, in bytes
+        self._lengths: tuple[int, ...] = ()  # distinct lengths of hosts in bytes
         self._any_port: re.Pattern[bytes] | None = None  # set if there are more than FEW hosts and ports
         self._is_stale = True
 
@@ -59,7 +59,7 @@ class KnownAddresses:
             self._is_stale = True
 
     def forget(self, node_id: int) -> None:
-        """A broker has gone for good: its address is one that brokers had before."""
+        """Treat the address of a broker that has gone for good as a former address."""
         before = self.brokers.pop(node_id, None)
         if before is not None:
             self._leave(before)

@@ -179,7 +179,7 @@ class RenewLogins(AnswerLogins):
     def _checked(self, exchange: Exchange, work: "_Checking") -> Decision:
         """Return the decision about a token that was checked."""
         if work.wants_newer_keys:
-            self._begin(True)  # for the client's next login
+            self._begin(True)  # prepares the client's next login
         if isinstance(work.fault, LoginRefusedError):
             return self._refused(exchange, work.fault)
         if work.fault is not None:

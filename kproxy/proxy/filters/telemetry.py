@@ -66,7 +66,7 @@ ERRORS_OF = {
     "PushTelemetry": tuple(CODES),
 }
 _ASK_AGAIN = ("UNKNOWN_SUBSCRIPTION_ID", "UNSUPPORTED_COMPRESSION_TYPE")  # clients resubscribe at once
-_COMPRESSIONS = (ZSTD, LZ4, GZIP, SNAPPY)  # in the order of brokers' answers; a push may always be uncompressed
+_COMPRESSIONS = (ZSTD, LZ4, GZIP, SNAPPY)  # the order of brokers' answers; a push may always be uncompressed
 _RESERVED = (UUID(int=0), UUID(int=1))  # ids that Kafka reserves
 
 Software = tuple[str, str]  # name and version
@@ -86,7 +86,7 @@ class _Instance:
         self.is_malformed = False  # the last push: a large one is parsed after its answer, the next one reports it
         self.may_push = True  # before the interval has passed: it has subscribed since its last push, or is new
         self.terminating = False
-        self.error = "NONE"  # in the last answer
+        self.error = "NONE"  # the error in the last answer
 
 
 class Receiver:
@@ -286,7 +286,8 @@ class Receiver:
 class AnswerTelemetry(Filter):
     """The filter of one connection: answers telemetry requests, and offers their APIs in ApiVersions answers.
 
-    software: of a client that sent ApiVersions before its login. `broker_answers`: its broker offers these APIs itself.
+    software: the name and version that a client sent in ApiVersions before its login. `broker_answers`: its broker
+    offers these APIs itself.
     """
 
     def __init__(

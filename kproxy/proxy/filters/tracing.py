@@ -6,8 +6,8 @@ counted. Bytes of a side without frames (a SASL token without a header, bytes th
 only counted. Frames are decoded later, on a thread, when the trace is read.
 
 Never shown: fields that `protocol/shown/secrets.py` lists, records (only their number and size are), fields outside the
-schema, and bytes after a body, since these may be secrets. Of a frame that does not decode, or of an unknown API, only
-the size is shown.
+schema, and bytes after a body, since these may be secrets. A frame that does not decode, or has an unknown API, shows
+only its size.
 
 Bounded: MAX_TRACES per process, MAX_CONNECTIONS per trace; MAX_HELD_BYTES of unread frames; only the header of a frame
 larger than MAX_FRAME; a trace ends if it is not read for FORGOTTEN_S. Does not use HTTP.

@@ -1,4 +1,4 @@
-"""Narrows the versions that brokers offer: to those that kproxy can read, and that the policy may allow the client."""
+"""Removes versions from ApiVersions answers that kproxy cannot read, or that the policy never allows the client."""
 
 from collections.abc import Callable, Mapping
 

@@ -31,7 +31,7 @@ MAX_WAITING_BYTES = 16 * 1024 * 1024  # a client can cause lines of up to half a
 MAX_NAMES = 100  # names of one kind in one line; further names are counted
 MAX_NAME = 256  # characters
 _FLUSH_S = 1.0
-_RETRY_S = 1.0  # after a write that failed
+_RETRY_S = 1.0  # s between a failed write and the next one
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
 
@@ -55,7 +55,7 @@ class Audit:
         self._identity: tuple[int, int] | None = None
         self._waiting: queue.Queue[str | None] = queue.Queue(MAX_WAITING)
         self._waiting_bytes = 0
-        self._missing = 0  # since the last line that was written
+        self._missing = 0  # lines dropped since the last written line
         self._lock = threading.Lock()
         self._limiter = LogLimiter(log)
         self.lines = 0

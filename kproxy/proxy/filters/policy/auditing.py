@@ -32,7 +32,7 @@ class AuditedRequests:
     """The part of an authorizer that is a sink of its session's events."""
 
     _audit: Audit | None
-    _edits: dict[int, Callable[..., Any]]  # by number, as the lines
+    _edits: dict[int, Callable[..., Any]]  # exchange number -> edit of the answer
     _lines: dict[int, dict[str, Any]]
     _names: TopicNames
     _peer: Peer
@@ -76,7 +76,7 @@ class AuditedRequests:
         self._audit.add(line)
 
     def _line(self, exchange: Exchange, names: Names | None, verdict: Verdict) -> dict[str, Any]:
-        """Return a line of the audit, as of the decision about the request."""
+        """Return a line of the audit with the state at the decision about the request."""
         peer, plan = self._peer, exchange.plan
         line: dict[str, Any] = {
             "time": timestamp(exchange.request_start),

@@ -1,10 +1,9 @@
 """Decides the requests of one connection by the policy of its cluster, and keeps the audit of them.
 
 Reads the names in a request, applies the rules to each, and forwards, refuses or edits the request. Until the answer it
-keeps the edits of that answer, and lines of the audit that need the outcome. Requests with few elements are decided at
-once, all others in slices of SLICE_NAMES, whatever the decision. A request with more elements than `resources` reads is
-refused as a whole. Bounds: `pending.py`, MAX_CURSORS and MAX_TREATMENTS. Raises nothing on a client's bytes. Uses no
-sockets.
+keeps the edits of that answer, and lines of the audit that need the outcome. It decides requests with few elements at
+once, and all others in slices of SLICE_NAMES. It refuses a request with more elements than `resources` reads as a
+whole. Bounds: `pending.py`, MAX_CURSORS and MAX_TREATMENTS. Raises nothing on a client's bytes. Uses no sockets.
 """
 
 from collections.abc import Callable
@@ -85,16 +84,16 @@ from kproxy.wire.interest import ApiPlan, Interest
 
 MAX_CURSORS = 16  # lists that a connection is paging through
 MAX_TREATMENTS = 64  # APIs and versions; a client uses some twenty
-MAX_ID_BYTES = 1024  # of a cached client id; kproxy's events have as many characters of a longer one
+MAX_ID_BYTES = 1024  # size of a cached client id; events have the first 1024 characters of a longer one
 # Limits of the work in one call: some tenths of a millisecond.
 FEW_REFUSED = 16  # elements of a refused request
 SHORT_REQUEST = 32 * 1024  # bytes; a longer request is read in slices, except for records
 SHORT_ANSWER = 8 * 1024  # bytes of an edited answer
 _CLIENT_ID_AT = REQUEST_HEAD_BYTES + 2
-_NAME_SAID = 64  # characters of a name in a refusal, which an answer repeats in each of its elements
-_NO_CLIENT_ID = ("ControlledShutdown", 0)  # the one version whose header ends before
+_SHOWN_NAME = 64  # characters of a name in the text of a refusal, which an answer repeats in each of its elements
+_NO_CLIENT_ID = ("ControlledShutdown", 0)  # the only version whose header has no client id
 
-# The requests that are forwarded unchanged if their names are allowed: the others are edited, or their answers are.
+# Requests that kproxy forwards unchanged if their names are allowed. It edits other requests, or their answers.
 _DECIDED_BY_NAMES = {key: frozenset(NAMED[schema().apis[key].name]) for key in (PRODUCE, HEARTBEAT, OFFSET_COMMIT)}
 
 _NONE: Denied = {}
@@ -140,19 +139,19 @@ class PolicyAuthorizer(AuditedRequests, Filter):
         self._audit = audit
         self._clearance_of = policy.identity(peer.principal, peer.host)
         self._clearance: Clearance = self._clearance_of(None)
-        self._client_id: object = None  # of the last request, in bytes: nearly always the same in the next one
+        self._client_id: object = None  # client id of the last request, in bytes; the next one nearly always has it too
         self._client_head: bytes | None = None  # the same with its length, as in requests
         self._client_name: str | None = None
-        self._treatments: dict[ApiPlan, Treatment] = {}  # by the session's plan of an API and version
+        self._treatments: dict[ApiPlan, Treatment] = {}  # the session's plan of an API and version -> treatment
         self._software: tuple[str, str] | None = None
         self._share_sessions = ShareSessions()
         self._cursors: dict[str, str] = {}  # cursor shown to a client -> the topic that it may not see
         self._next_cursor = 1
-        self._lines: dict[int, dict[str, Any]] = {}  # by number: audited requests without an answer yet
-        self._pending = PendingBytes(interest.held)  # of edits and lines
+        self._lines: dict[int, dict[str, Any]] = {}  # exchange number -> line of an audited request without an answer
+        self._pending = PendingBytes(interest.held)  # memory of edits and lines
 
     def refused_versions(self, client_id: str | None) -> dict[int, frozenset[int]]:
-        """Return the versions, by API key, of which the client's requests are all refused."""
+        """Return API key -> the versions in which kproxy refuses every request of the client."""
         return self._clearance_of(client_id).refused_versions
 
     # --- decisions ---------------------------------------------------------------------------------------------------
@@ -325,8 +324,8 @@ class PolicyAuthorizer(AuditedRequests, Filter):
     def _of_own_share_session(self, exchange: Exchange, frame: Any, rules: ApiRules) -> Slices[Decision]:
         """Decide a ShareFetch: an incremental one reads topics of earlier requests, maybe of others.
 
-        That is possible in sessions of this connection, too: group and member suffice to begin such a session anew
-        elsewhere. So answers with records are filtered as well.
+        That is possible in sessions of this connection, too: a client on another connection can begin such a session
+        anew with the group and the member. kproxy therefore also filters answers with records.
         """
         plan = exchange.plan
         key, version = plan.api_key, plan.api_version
@@ -359,7 +358,7 @@ class PolicyAuthorizer(AuditedRequests, Filter):
         cursor = yield from cursor_of(version, "response", frame)
         if cursor is None or rules.named(TOPIC, cursor[0]).allowed:
             return None
-        shown = f"(hidden-{self._next_cursor})"  # not a valid name of a topic
+        shown = f"(hidden-{self._next_cursor})"  # an invalid topic name
         self._next_cursor += 1
         self._cursors[shown] = cursor[0]
         if len(self._cursors) > MAX_CURSORS:
@@ -408,7 +407,7 @@ class PolicyAuthorizer(AuditedRequests, Filter):
         self._client_head = None
         if (plan.api, plan.api_version) != _NO_CLIENT_ID and len(frame) >= _CLIENT_ID_AT:
             length = int.from_bytes(frame[REQUEST_HEAD_BYTES:_CLIENT_ID_AT], "big", signed=True)
-            if 0 <= length <= len(frame) - _CLIENT_ID_AT:  # else it is none: a token without a header, for one
+            if 0 <= length <= len(frame) - _CLIENT_ID_AT:  # else there is none, as in a token without a header
                 text = bytes(frame[_CLIENT_ID_AT : _CLIENT_ID_AT + length])
                 if plan.known:
                     self._client_head = bytes(frame[REQUEST_HEAD_BYTES : _CLIENT_ID_AT + length])
@@ -449,7 +448,7 @@ class PolicyAuthorizer(AuditedRequests, Filter):
         return Answer(*answer)
 
     def _refuse_unread(self, exchange: Exchange, why: str) -> Answer | Close:
-        """Refuse a request with too many elements: with one error for the whole request, if its answer can have one."""
+        """Refuse a request with too many elements, with one error for the whole request if its answer can have one."""
         plan = exchange.plan
         denied: Denied = {(CLUSTER, ""): INVALID_REQUEST}
         text = f"{plan.api} was refused by kproxy: {why}"
@@ -521,7 +520,7 @@ class PolicyAuthorizer(AuditedRequests, Filter):
                 late.extend((what, CODES[TOPIC]) for what in found if isinstance(what, UUID) and what in unknown)
                 return False
 
-            # A second edit is needed if an id turns out to be of a denied topic: only the first one shows that.
+            # The first edit finds denied topics whose names are only in the answer; a second one adds their errors.
             edited = yield from metadata_answer(version, answer, keep, list(errors.items()))
             if late:
                 edited = yield from metadata_answer(version, answer, keep, [*errors.items(), *late])
@@ -572,4 +571,4 @@ def _why(denied: Denied, verdict: Verdict) -> str:
     if len(denied) < 2:
         return verdict.why
     kind, name = next(iter(denied))
-    return f"{kind} {str(name)[:_NAME_SAID]}: {verdict.why}; {len(denied) - 1:,} more denied"
+    return f"{kind} {str(name)[:_SHOWN_NAME]}: {verdict.why}; {len(denied) - 1:,} more denied"

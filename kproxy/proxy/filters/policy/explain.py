@@ -133,7 +133,7 @@ class _Asked(NamedTuple):
         """
         if verdict.allowed or verdict.reason != "default":
             return ()
-        lines: dict[bool, list[str]] = {True: [], False: []}  # by whether the rule is for this principal
+        lines: dict[bool, list[str]] = {True: [], False: []}  # whether the rule is for this principal -> its lines
         for number, rule in enumerate(rules, 1):
             unmet = list(self._unmet(rule, kind, name)) if rule.action == "allow" else []
             if len(unmet) == 1:

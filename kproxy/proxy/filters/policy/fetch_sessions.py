@@ -1,8 +1,8 @@
 """Fetch without sessions (KIP-227), for clients that may not read every topic.
 
-An incremental Fetch names only changed topics: the broker remembers the others from earlier requests, whoever sent
-them. The number of a session suffices to read topics that another client named. So a client that may not read every
-topic gets no session: each of its requests names its topics, as with a broker whose cache of sessions is full.
+An incremental Fetch names only changed topics: the broker remembers the others from earlier requests of any client. The
+number of a session suffices to read topics that another client named. A client that may not read every topic therefore
+gets no session: each of its requests names its topics, as with a broker whose cache of sessions is full.
 
 Pure. Does not evaluate rules.
 """

@@ -1,6 +1,6 @@
-"""Judges the names of a request by the rules for its API, in slices between which other connections have their turn.
+"""Judges the names of a request by the rules for its API, in slices; other connections have their turn between slices.
 
-Duty: from names to error codes and one verdict. Refuses to know the request's bytes, and what follows from a verdict.
+Duty: return error codes and one verdict for names. Refuses to know the request's bytes and the effect of a verdict.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +21,7 @@ Denied = dict[tuple[str, str | UUID], int]  # (kind, name or topic id) -> the er
 def judge(
     rules: ApiRules, names: Names, api: str, name_of: Callable[[UUID], str | None]
 ) -> Slices[tuple[Denied, Verdict]]:
-    """Return (error codes of denied names, verdict for the audit: of the first denied name, otherwise of any)."""
+    """Return (error codes of denied names, verdict for the audit: the first denied name's, otherwise any name's)."""
     if rules.is_of_cluster and not rules.cluster().allowed:
         return {(CLUSTER, ""): CODES[CLUSTER]}, rules.cluster()
     denied: Denied = {}
@@ -76,7 +76,7 @@ def judge(
 
 
 def by_id(rules: ApiRules, topic_id: UUID, name_of: Callable[[UUID], str | None]) -> Verdict:
-    """Return the verdict about a topic id; name_of: the name of a topic id, if it is known."""
+    """Return the verdict about a topic id. name_of: returns the name of a topic id, None for an unknown one."""
     if not rules.depends_on(TOPIC):
         return rules.named(TOPIC, "")
     name = name_of(topic_id)

@@ -41,8 +41,8 @@ LISTED: dict[str, tuple[tuple[str, str], str]] = {
 }
 _RESOURCE, _TYPE = "resourceName", "resourceType"
 _EXPRESSION = "Regex"  # suffix of fields with a regular expression of topics
-# By API: arrays of answers to other requests whose elements may name topics that the client may not see, and the field
-# with the name, "" if the elements themselves are names.
+# By API: (array, field) of answers to other requests whose elements may name topics that the client may not see. The
+# field has the name; "": the elements themselves are names.
 MENTIONED: dict[str, tuple[tuple[str, str], ...]] = {
     "ConsumerGroupDescribe": (
         ("groups.members.subscribedTopicNames", ""),
@@ -114,7 +114,7 @@ def kind_of_list(api_key: int) -> str:
 
 
 def filter_list(api_key: int, version: int, frame: memoryview, keep: Keep) -> Slices[bytes | None]:
-    """Return the answer without elements for which `keep` (of their names or ids) is false; None if all stay."""
+    """Return the answer without the elements that `keep` (of their names or ids) rejects; None if all stay."""
     array, names, compact = _places(api_key, version)
     spans_of = _located(api_key, version, "response", array, names)
     edits, _ = yield from _removed(spans_of, frame, _RESPONSE, names, compact, keep)
@@ -206,7 +206,7 @@ def with_cursor(frame: memoryview, start: int, end: int, topic: str) -> Slices[b
 def metadata_request(
     version: int, frame: memoryview, keep: Keep | None, *, clear_auto_creation: bool
 ) -> Slices[bytes | None]:
-    """Return the request without topics for which `keep` is false, and with the flag cleared; None if unchanged."""
+    """Return the request without the topics that `keep` rejects, and with the flag cleared; None if unchanged."""
     compact = version in schema().apis[METADATA].request.flexible_versions
     edits: list[Edit] = []
     if keep is not None:
@@ -224,7 +224,7 @@ def metadata_request(
 def metadata_answer(
     version: int, frame: memoryview, keep: Keep, errors: Collection[tuple[str | UUID, int]]
 ) -> Slices[bytes | None]:
-    """Return the answer without topics for which `keep` is false, and with an error for each (name or id, code)."""
+    """Return the answer without the topics that `keep` rejects, and with an error for each (name or id, code)."""
     array, names, compact = _places(METADATA, version)
     spans_of = _located(METADATA, version, "response", array, names)
     removed = yield from _removed(spans_of, frame, _RESPONSE, names, compact, keep, count=False)

@@ -1,9 +1,9 @@
 """Removes topics from the subscriptions and assignments in DescribeGroups answers (classic groups).
 
 A subscription or an assignment of a consumer (ConsumerProtocolSubscription, ConsumerProtocolAssignment) is encoded
-again without the topics that the client may not see. Data of an assignor (`userData`) may name topics in any format,
-and is removed; so are a consumer's bytes that do not decode. Bytes of other members, such as Connect's, name no topics
-and stay.
+again without the topics that the client may not see. Data of an assignor (`userData`) may name topics in any format, so
+kproxy removes it. It also removes a consumer's bytes that do not decode. Bytes of other members, such as Connect's,
+name no topics and stay.
 
 A frame here begins with its 4-byte size. Raises Malformed. Does not evaluate rules.
 """

@@ -2,7 +2,7 @@
 
 An edit of a Metadata answer has the denied names, a line of the audit the names of resources. A client decides their
 length, and can send further requests before an answer arrives. Bounds: MAX_KEPT_BYTES and the names of one request per
-connection; for all connections the HeldBudget's limit of pending requests. Items below NOTED_LEAST are not counted.
+connection; the HeldBudget's limit of pending requests for all connections. Items below NOTED_LEAST do not count.
 """
 
 from collections.abc import Iterable

@@ -10,11 +10,11 @@ passes if all of them are allowed. The first rule that matches a name decides:
   a kind that the API can name: it touches nothing that they do not allow.
 - A list of all resources of a kind (Metadata, ListGroups) is judged like a request that names nothing; its answer can
   be filtered (`lists.py`). Another request for all resources (ElectLeaders) touches names that any rule denies.
-- No rule with names allows a request for which brokers require a right on the cluster, whatever it names (`rights.py`);
-  such a rule can deny it.
-- No default allows requests that only brokers send (ClusterAction). Other requests with fields that only brokers set,
-  like the replica id of a Fetch, are judged likewise: by rules without names that allow the group `broker`, and by
-  rules that deny this group or the request.
+- If brokers require a right on the cluster for a request (`rights.py`), no rule with names allows it; such a rule can
+  deny it.
+- No default allows requests that only brokers send (ClusterAction). The same holds for other requests with fields that
+  only brokers set, like the replica id of a Fetch: only rules without names that allow the group `broker`, and rules
+  that deny this group or the request, decide them.
 - The default decides if no rule matches. An API key that the schema lacks is denied unless a rule allows its number.
   Envelope, which carries another request, is denied unless a rule names it. A version that the schema lacks is denied
   if its body would have to be read.
@@ -51,7 +51,7 @@ from kproxy.proxy.filters.policy.resources import (
 from kproxy.proxy.filters.policy.rights import is_cluster_action, is_of_cluster
 
 MAX_REMEMBERED = 64 * 1024
-MAX_REMEMBERED_BYTES = 32 * 1024 * 1024  # of their memory
+MAX_REMEMBERED_BYTES = 32 * 1024 * 1024  # memory of all cached names
 MAX_API_RULES = 256 * 1024  # cached rules by identity, API and version; some 110 bytes each
 _NAME_BYTES = 250  # memory of a cached name without its text
 MAX_CLEARANCES = 1024
@@ -169,7 +169,7 @@ class _Compiled:
 class ApiRules:
     """The rules of one clearance for one API and version.
 
-    is_of_cluster: such a request needs a right on the cluster, whatever it names.
+    is_of_cluster: the API needs only rights on the cluster, for any names in the request.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class Clearance:
         self._apis.clear()
 
     def also(self, api_key: int) -> ApiRules | None:
-        """Return the rules of the API in ALSO; None if there is none, or if it passes whatever its requests name."""
+        """Return the rules of the API in ALSO; None if there is none, or if all requests of that API pass."""
         other = _also(api_key)
         if other is None:
             return None
@@ -311,7 +311,7 @@ class Clearance:
 
     @cached_property
     def refused_versions(self) -> dict[int, frozenset[int]]:
-        """Return the versions of which no request passes, by API key, for APIs that a rule with `version` names."""
+        """Return API key -> the versions in which no request passes, for APIs that a rule with `version` names."""
         keys = frozenset().union(*(rule.keys for rule in self._rules if rule.versions and rule.keys))
         found = {}
         for key in keys.intersection(schema().apis):
@@ -325,7 +325,7 @@ class Clearance:
         return found
 
     def unknown(self, api_key: int, version: int) -> Verdict:
-        """Return the verdict about an unreadable request: of an unknown key or version, or with a request inside."""
+        """Return the verdict about a request with an unknown key or version, or with another request inside."""
         if not self._policy.is_active:
             return self._policy.default
         if self._policy.is_always(api_key):
@@ -477,7 +477,7 @@ class Policy:
         return about, CLUSTER_ACTION_DENIED if acts else self.default
 
     def compiled(self, rules: Iterable[_Compiled], api_key: int, version: int, *, of_brokers: bool) -> ApiRules:
-        """Return the rules for an API and version, out of `rules`. of_brokers: for requests that only brokers send."""
+        """Return the rules for an API and version, out of `rules`. of_brokers: only brokers send these requests."""
         about, default = self._about(rules, api_key, version, of_brokers=of_brokers)
         of_cluster = of_brokers or is_of_cluster(api_key, version)
         unnamed = WITHOUT_NAMES.get(api_name(api_key))
@@ -497,7 +497,7 @@ class Policy:
         return self._by_client_id(tuple(rule for rule in self.rules if rule.is_for(principal, address)))
 
     def before_login(self, address: str) -> Callable[[str | None], Clearance]:
-        """Return the same for a client whose principal is not known yet: what one of them may be allowed."""
+        """Return the same for a client with an unknown principal; it allows all that some principal may do."""
         return self._by_client_id(tuple(rule for rule in self.rules if rule.may_be_for(address)))
 
     def _by_client_id(self, mine: tuple[_Compiled, ...]) -> Callable[[str | None], Clearance]:
@@ -556,7 +556,7 @@ def _is_sent_by_brokers(api_key: int, version: int) -> bool:
 
 @lru_cache(4096)  # clients invent versions
 def _kinds(api_key: int, version: int) -> frozenset[str]:
-    """Return the kinds that requests can name; for a version outside the schema, the kinds of all versions."""
+    """Return the kinds that requests can name; a version outside the schema has the kinds of all versions."""
     api = schema().apis.get(api_key)
     if api is None:
         return frozenset()

@@ -26,8 +26,8 @@ _ORDER = (TRANSACTIONAL_ID, GROUP, CLUSTER, TOPIC)  # precedence of errors for a
 # Denied names: (kind, name or topic id) -> the error code. An empty name stands for the request itself.
 Denied = dict[tuple[str, str | UUID], int]
 
-# By API: array of the answer -> array of the request with corresponding elements. Arrays of other versions are absent
-# from the schema of a version. A nested array whose parent the answer does not repeat is a path joined by dots.
+# By API: array of the answer -> array of the request with corresponding elements. The schema of a version lacks arrays
+# of other versions. A nested array whose parent the answer does not repeat is a path joined by dots.
 ITEMS: dict[str, dict[str, str]] = {
     "Produce": {"responses": "topicData", "responses.partitionResponses": "partitionData"},
     "Fetch": {"responses": "topics", "responses.partitions": "partitions"},
@@ -135,7 +135,7 @@ _SAME = (
 )
 _OF_NAME = {name: names for names in _SAME for name in names}
 
-# Brokers' values of other fields beside an error, if the schema has no default, or a default with a meaning.
+# Values of other fields in brokers' error answers, if the schema has no default, or one that has a meaning.
 _NOTHING: dict[str, Any] = {
     "baseOffset": -1,
     "committedOffset": -1,
@@ -153,7 +153,7 @@ def refusal(
 ) -> Slices[tuple[bytes, tuple[int, ...]] | None]:
     """Return (answer with its 4-byte size, all error codes in it), in slices; None if it cannot carry an error.
 
-    request: the decoded body. text: for the error messages of the answer, if it has any.
+    request: the decoded body. text: the value of error messages in the answer, if its layout has them.
     """
     answer = _Refusal(api_key, version, denied, text)
     body = yield from answer.body(request)
@@ -323,7 +323,7 @@ _ABSENT: Any = object()
 
 
 def _source(request: Any, source: str | None) -> list[Any]:
-    """Return the elements of the request's arrays; "a|b": of both arrays; "a.b": of the arrays b in elements of a."""
+    """Return the elements of the request's arrays. "a|b": both arrays; "a.b": the arrays b in the elements of a."""
     if source is None or not isinstance(request, dict):
         return []
     items: list[Any] = []

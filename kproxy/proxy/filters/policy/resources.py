@@ -29,8 +29,8 @@ _SLICE_NOTED = 1024
 
 _ID = "topic_id"  # names a topic too
 
-# Replica ids of consumers and debugging tools. A broker takes any other id for a replica's: it moves the high watermark
-# by the offsets of a Fetch, and returns records that are not replicated yet.
+# Replica ids of consumers and debugging tools. A broker treats a client with any other id as a follower: the offsets of
+# its Fetch move the high watermark, and it gets records that are not replicated yet.
 CLIENT_REPLICA_IDS = (-1, -2)
 
 # By API: the fields that name resources, with their kinds. "[]": each element of an array. Requests of other APIs name

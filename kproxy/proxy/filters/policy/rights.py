@@ -241,7 +241,7 @@ def rights_of(api_key: int, version: int) -> tuple[Right, ...]:
 
 @lru_cache(4096)  # clients invent versions
 def is_of_cluster(api_key: int, version: int) -> bool:
-    """Return whether a broker requires only rights on the cluster, whatever a request names."""
+    """Return whether a broker requires only rights on the cluster, for any names in the request."""
     rights = rights_of(api_key, version)
     return bool(rights) and all(right.resource not in KINDS for right in rights)
 

@@ -1,11 +1,11 @@
 """Sessions of ShareFetch (KIP-932), for clients that may not read every topic.
 
-An incremental ShareFetch names only changed topics: the broker remembers the others by group and member, whoever named
-them. Acknowledgements need a session, so clients cannot do without one. A client that may not read every topic may
-continue sessions that it began on the same connection, where each topic was judged. For any other session it gets the
-error that the broker has no such session, and begins one, as after a broker's restart. A client that knows a member's
-id can begin that member's session anew on another connection, through another kproxy or directly. So the authorizer
-removes topics that the client may not read from each answer.
+An incremental ShareFetch names only changed topics: the broker remembers the others by group and member, also those
+that another client named. Acknowledgements need a session, so clients cannot do without one. A client that may not read
+every topic may continue sessions that it began on the same connection, where kproxy judged each topic. Any other
+session returns the error that the broker has no such session, and the client begins one, as after a broker's restart. A
+client that knows a member's id can begin that member's session anew on another connection, through another kproxy or
+directly. The authorizer therefore removes topics that the client may not read from each answer.
 
 Bounded: MOST sessions of a connection, the oldest is dropped. Pure. Does not evaluate rules.
 """
