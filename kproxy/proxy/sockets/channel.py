@@ -47,7 +47,7 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Channel:
-    """One end. `handlers`: by message name, functions of its values (and of its descriptors, as `files`).
+    """One end. `handlers`: message name -> function of the message's values (and of its descriptors, as `files`).
 
     If this process has no descriptors left, the message arrives without `files`. The result of a request's handler,
     which may be awaitable, is the reply. `ended()`: called when the other process has ended.
@@ -69,7 +69,7 @@ class Channel:
         self._is_writing = False
         self._limiter = LogLimiter(log)
         self.closed = False
-        self.given_up = False  # closed from here, since the other process read nothing
+        self.given_up = False  # True: this end closed the channel, since the other process read nothing
         self._loop.add_reader(sock, self._readable)
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Channel:
             (name, *values), files = self._received.popleft()
             try:
                 self._take(name, values, files)
-            except Exception:  # the other messages are handled all the same
+            except Exception:  # continue with the other messages
                 log.exception("a defect of kproxy: a message of another process is not handled")
 
     def _take(self, name: str, values: list[Any], files: list[int]) -> None:

@@ -75,8 +75,8 @@ def reserve(max_connections: int | None, workers: int = 1, *, warns: bool = True
 def _make_room(files: int) -> None:
     """Make the kernel allocate its descriptor table for `files` entries now, 8 bytes each.
 
-    Otherwise it doubles the table whenever it is full. In a process with threads that takes a grace period of RCU,
-    during which the accepting thread blocks: 10 to 90 ms on a busy machine.
+    Otherwise it doubles the table whenever it is full. In a process with threads, each doubling blocks the accepting
+    thread for a grace period of RCU: 10 to 90 ms on a busy machine.
     """
     with suppress(OSError), Path(os.devnull).open() as file:
         os.close(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, files - 1))

@@ -1,8 +1,8 @@
 """Listening sockets bound by systemd, by a kproxy that is being replaced, or under former settings.
 
-A listener takes the socket of its address from here before it binds a new one. So no client is refused while kproxy is
-replaced, and clients in a socket's backlog stay there. Bounded by the sockets put in. Refuses to know clusters and the
-origin of sockets.
+A listener takes the socket of its address from here before it binds a new one. A replacement of kproxy therefore
+refuses no client, and clients in a socket's backlog stay there. Bounded by the sockets put in. Refuses to know clusters
+and the origin of sockets.
 """
 
 import socket

@@ -2,9 +2,9 @@
 
 A listener passes connected client sockets on and does not know their use. Accepting pauses, for all listeners of a gate
 at once, at its connection limit and while the process has no file descriptors left: a level-triggered accept would
-spin. One turn of the event loop accepts at most ACCEPTS_PER_TURN connections, whatever the number of listeners; sockets
-that got none of them come first in the next turn, one connection each, so that a flooded port delays no other by more
-than its share. Refuses to know Kafka, brokers and routes.
+spin. One turn of the event loop accepts at most ACCEPTS_PER_TURN connections of all listeners together. Sockets that
+got none of them come first in the next turn, one connection each, so that a flooded port delays no other by more than
+its share. Refuses to know Kafka, brokers and routes.
 """
 
 import asyncio
@@ -293,7 +293,7 @@ def resolve(host: str) -> list[str]:
 def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] = (), port: int = 0) -> str:
     """Return why a port could not be bound, and how to fix that.
 
-    gate: of listeners that may hold the port. hosts: the numeric addresses to bind; none: any of this machine.
+    gate: its listeners may hold the port. hosts: the numeric addresses to bind; none: any of this machine.
     """
     hosts = tuple(hosts)
     if fault.errno == errno.EADDRINUSE:

@@ -8,8 +8,8 @@ Clock. The poller is the clock of the relays. `turn_ns` is the time when epoll l
 arrived by then. `now_ns` is the time when the previous event was done; the reader sets it, otherwise the poller does.
 `is_late`: epoll was not called for longer than LATE_NS, because the loop was idle or busy, so bytes may have arrived
 long before `turn_ns`. A reader then uses the kernel's receive timestamp (`sockets.receive_timed`). That is wall-clock
-time, which `wall_offset_ns` converts. A turn in which the wall clock was set is not late, since the times before and
-after are not comparable. `lag_bucket` is the bucket of `now_ns - turn_ns` in the relays' histogram.
+time, which `wall_offset_ns` converts. If the wall clock is set during a turn, the turn is not late, since the times
+before and after are not comparable. `lag_bucket` is the bucket of `now_ns - turn_ns` in the relays' histogram.
 
 Order. `is_in_order`: the previous call of epoll left no ready socket, so this one reports sockets in the order in which
 they became ready. Then the first read with a recent timestamp ends the lateness of the turn, and a wake-up costs one
@@ -17,22 +17,22 @@ such read.
 
 Fairness. A turn is bounded in time. The poller handles the events of one epoll call in order while they take at most
 SHORT_NS. Beyond that, it measures events, and handles the rest by the cost of their sockets. CHEAP_NS divides cheap
-sockets into three kinds, which share three quarters of the turn equally. In the last quarter, sockets of unknown cost
-and costly ones alternate, at least one of each. After LONG_TURN_NS the remaining events queue (`queuing`), and relays
-take less from each read, so that every connection has its turn soon. Queued sockets leave the epoll: otherwise each
-turn would cost time for all of them. So a client with cheap events waits for few costly ones, whatever their number; a
-new client waits for other new ones; and sockets of one kind have equally many turns. A socket is new once (`meet`), and
-not each time that it is watched again after back-pressure. Events are also measured every LOOK_NS, so that costs are
-known before a burst.
+sockets into three kinds, which share three quarters of the turn equally. Sockets of unknown cost and costly ones
+alternate in the last quarter, at least one of each. After LONG_TURN_NS the remaining events queue (`queuing`), and
+relays take less from each read, so that every connection has its turn soon. Queued sockets leave the epoll: otherwise
+each turn would cost time for all of them. The effects: a client with cheap events waits for few costly events, even if
+many are ready; a new client waits for other new ones; and sockets of one kind have equally many turns. A socket is new
+once (`meet`), and not each time that it is watched again after back-pressure. The poller also measures events every
+LOOK_NS, so that it knows costs before a burst.
 
 Cost. The cost of an event is CPU time of the thread: on a busy machine the kernel often runs other threads in the
 middle of an event, above all if a send wakes them. The kind of a socket follows from the mean cost of its events. The
 last event counts an eighth, and MOST_NS at most, so one long event, such as a garbage collection, does not make a
-socket costly. A second one within AGAIN_NS does, whatever the number of cheap events in between. If all events of a
-socket turn costly at once, others of its kind wait for one of them.
+socket costly. A second one within AGAIN_NS does, even after many cheap events in between. If all events of a socket
+turn costly at once, others of its kind wait for one of them.
 
-No room. The kernel bounds the sockets that the epolls of a user watch. Sockets for which epoll has no room are polled
-every RETRY_S, until it has room.
+Rejected sockets. The kernel bounds the number of sockets that the epolls of a user watch. The poller polls sockets that
+epoll rejects every RETRY_S, until epoll accepts them.
 
 All times are nanoseconds of the monotonic clock. The interface is the loop's. Refuses to know the protocol of the
 sockets.
@@ -119,11 +119,11 @@ class Poller:
         self._loop = loop
         self._epoll = select.epoll()
         self._readers: list[Callback | None] = []  # by file descriptor: as long as the highest of them
-        self._ends: dict[int, Callback] = {}  # of sockets that wait only for the end
+        self._ends: dict[int, Callback] = {}  # file descriptor -> end reader, for sockets that wait only for the end
         self._writers: dict[int, tuple[Callback, tuple[Any, ...]]] = {}
         self._later: deque[tuple[Callback, tuple[Any, ...]]] = deque()
         self._is_scheduled = False
-        self._costs: list[int] = []  # by file descriptor: the mean cost of its events
+        self._costs: list[int] = []  # file descriptor -> mean cost of its events in ns
         # By file descriptor: time of the last event above CHEAP_NS; end of being costly, after a second one.
         self._costly: dict[int, tuple[int, int]] = {}
         self._look_ns = 0  # when events are measured next

@@ -1,4 +1,4 @@
-"""PROXY protocol, versions 1 and 2: the header by which a load balancer reports the address of its client.
+"""PROXY protocol, versions 1 and 2: a load balancer reports the address of its client in this header.
 
 Duty: bytes to a `Header` and back. The format is HAProxy's doc/proxy-protocol.txt (2020/03/05). `read` takes the bytes
 that have arrived and returns how many further bytes may be read, so that kproxy never reads beyond the header: the

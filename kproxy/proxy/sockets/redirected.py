@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from kproxy.addresses import numeric, unmapped
 from kproxy.proxy.config.addresses import Address
 
-SO_ORIGINAL_DST = 80  # for IPv4 at SOL_IP, for IPv6 at SOL_IPV6 (IP6T_SO_ORIGINAL_DST); not in the socket module
+SO_ORIGINAL_DST = 80  # level SOL_IP for IPv4, SOL_IPV6 (IP6T_SO_ORIGINAL_DST) for IPv6; the socket module lacks it
 IP_TRANSPARENT = 19  # linux/in.h
 IPV6_TRANSPARENT = 75  # linux/in6.h
 SO_MARK = 36  # asm-generic/socket.h
@@ -38,7 +38,7 @@ def original_destination(client: socket.socket) -> Address:
         else:
             port, packed = _SOCKADDR_IN.unpack(client.getsockopt(socket.SOL_IP, SO_ORIGINAL_DST, _SOCKADDR_IN.size))
             family = socket.AF_INET
-    except OSError:  # not in connection tracking, or no connection tracking at all
+    except OSError:  # the kernel does not track this connection, or none
         return own
     return Address(str(numeric(socket.inet_ntop(family, packed))), port)
 
@@ -51,13 +51,13 @@ def take_any_destination(listening: Iterable[socket.socket]) -> bool:
                 sock.setsockopt(socket.IPPROTO_IPV6, IPV6_TRANSPARENT, 1)
             else:
                 sock.setsockopt(socket.SOL_IP, IP_TRANSPARENT, 1)
-    except OSError:  # EPERM without CAP_NET_ADMIN; not supported outside Linux
+    except OSError:  # EPERM without CAP_NET_ADMIN; other systems than Linux lack the option
         return False
     return True
 
 
 def mark(sock: socket.socket, value: int) -> None:
-    """Set the mark by which rules identify kproxy's own connections (`meta mark`). OSError without CAP_NET_ADMIN."""
+    """Set a mark, so that rules (`meta mark`) identify kproxy's connections. Raises OSError without CAP_NET_ADMIN."""
     sock.setsockopt(socket.SOL_SOCKET, SO_MARK, value)
 
 

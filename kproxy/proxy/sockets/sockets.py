@@ -45,7 +45,7 @@ def has_unread(sock: socket.socket) -> bool:
 def flush_small_sends(sock: socket.socket) -> None:
     """Send delayed bytes, and from now on delay less than a full segment until the next call or the end.
 
-    So the end of a connection reaches its peer together with the last bytes. The kernel delays 200 ms at most.
+    The end of a connection then reaches its peer together with the last bytes. The kernel delays 200 ms at most.
     """
     if hasattr(socket, "TCP_CORK"):
         with suppress(OSError):

@@ -1,6 +1,6 @@
 """Asynchronous reads and writes on a non-blocking socket, plain (socket.socket) or TLS (TlsSocket).
 
-For the few bytes exchanged before a relay starts, and for kproxy's own requests; a relay reads by its own callbacks.
+The start of a connection, before its relay, and kproxy's own requests use them; a relay reads by its own callbacks.
 Bounded by the caller's sizes; a caller that must not wait for ever sets a timeout. Refuses to know the meaning of the
 bytes.
 """
