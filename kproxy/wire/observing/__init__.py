@@ -1,1 +1,1 @@
-"""What owners see of a session beside its events: whole frames that are kept, and the bytes that pass."""
+"""Whole frames that are kept for later decoding, and the bytes that pass: for owners that need more than events."""
