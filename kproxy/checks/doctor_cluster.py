@@ -28,7 +28,7 @@ from kproxy.proxy.tls.tls_socket import TlsSocket
 from kproxy.proxy.upstream.dial_faults import NAME, RESOLVER, TIMEOUT, of_lookup
 from kproxy.proxy.upstream.proxy_protocol import UNREAD
 from kproxy.proxy.upstream.request import ClosedByBroker
-from kproxy.wording import few
+from kproxy.wording import counted, few
 
 MAX_BROKERS = 512
 IN_PARALLEL = 32
@@ -123,7 +123,7 @@ class ClusterExamination:
             self._report.error("loops", self._name, found, _FIXES["loop"])
         if brokers is None:
             return
-        self._say(f"{self._name}: {len(brokers)} brokers")
+        self._say(f"{self._name}: {counted(len(brokers), 'broker')}")
         await self._examine_brokers(brokers)
 
     async def _reach(self, kind: str, address: Address) -> bool:
@@ -252,7 +252,7 @@ class ClusterExamination:
                     self._failed(subject, fault)
                     return node_id, None
 
-        self._say(f"{self._name}: versions of {len(brokers)} brokers")
+        self._say(f"{self._name}: versions of {counted(len(brokers), 'broker')}")
         answers = dict(await asyncio.gather(*(ask(*item) for item in brokers.items())))
         offers = {node_id: answer for node_id, answer in answers.items() if answer is not None}
         if not offers:
@@ -324,7 +324,7 @@ class ClusterExamination:
             opened.add(node_id)
             free.append(port_of.bind)
         if free:
-            self._report.ok("ports", self._name, f"{len(free)} ports of brokers free: {_listed(free)}")
+            self._report.ok("ports", self._name, f"{counted(len(free), 'port')} of brokers free: {_listed(free)}")
         return opened
 
     def _give_ports(self, routes: Routes, brokers: dict[int, Address]) -> None:

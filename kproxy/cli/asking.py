@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kproxy.errors import KproxyError
+from kproxy.wording import counted
 
 if TYPE_CHECKING:
     from kproxy.analysis.jobs import Job
@@ -259,7 +260,8 @@ def why_nothing(tables: Mapping[str, Any], since: str | None, until: str | None,
             f"{name} {text}" for name, text in (("--from", since), ("--to", until)) if text is not None
         )
         first, last = (str(span[name]).replace("T", " ").removesuffix("Z")[:19] for name in ("first", "last"))
-        return f"{given}: none of the {span['exchanges']:,} exchanges, from {first} to {last} UTC, is in this time."
+        exchanges = counted(span["exchanges"], "exchange")
+        return f"{given}: of {exchanges}, from {first} to {last} UTC, none is in this time."
     return summary.why_nothing(answers.dicts(sections.quality(tables)), key_log)
 
 

@@ -52,6 +52,7 @@ from kproxy.tables import schema, writer
 from kproxy.tables.dataset import file_of, read_manifest
 from kproxy.tables.names import Names
 from kproxy.tables.schema import Table
+from kproxy.wording import counted
 
 POLL_S = 0.2  # interval of checks whether a followed file has grown
 PROCESS_BYTES = 256 << 20  # memory of one process
@@ -291,7 +292,7 @@ def _side_by_side(
             yield number, fault
         read += 1
         if progress is not None:
-            progress(f"{len(numbers)} captures", read, len(numbers))
+            progress(counted(len(numbers), "capture"), read, len(numbers))
 
 
 def _whole(job: Job, work: Path, prefix: str, seen: Seen) -> Share:

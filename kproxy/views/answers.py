@@ -150,7 +150,7 @@ def print_table(answer: Any, limit: int | None, file: TextIO, quiet: bool = True
     for line in lines_of(answer, rows[:most], file):
         click.echo(line, file=file)
     if len(rows) > most and limit is None and not quiet:
-        click.echo(f"Only the first {most} rows: --limit shows more.", err=True)
+        click.echo(f"Only the first {'row' if most == 1 else f'{most} rows'}: --limit shows more.", err=True)
     return rows[:most]
 
 

@@ -73,16 +73,20 @@ def sentence(finding: Finding) -> str:
         words.append(
             f" in {evidence['compared_partitions']} of its {evidence['partitions']} partitions, whose lag was "
         )
-        words.append(f"known at both moments; in all {value('last_lag_records', evidence['last_lag_records'])} records")
+        words.append(f"known at both moments; in all {_count(evidence, 'last_lag_records')}")
     if evidence.get("unsent_ns"):
         words.append(_unsent(evidence))
     if evidence.get("left_ns"):
-        unread = value("end_lag_records", evidence["end_lag_records"])
         left = f"its consumer left at {value('left_ns', evidence['left_ns'])}"
-        words.append(f"; {left}: at the end {unread} records are unread")
+        words.append(f"; {left}: unread at the end: {_count(evidence, 'end_lag_records')}")
     if evidence.get("no_request_ns"):
         words.append(f"; no request of the group for {value('no_request_ns', evidence['no_request_ns'])}")
     return "".join(words)
+
+
+def _count(evidence: Mapping[str, Any], name: str) -> str:
+    """Return a number of records with its noun."""
+    return f"{value(name, evidence[name])} {'record' if evidence[name] == 1 else 'records'}"
 
 
 def _filled(says: str, evidence: Mapping[str, Any]) -> str:

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kproxy.wording import counted
+
 _NAME, _QUIET, _TITLE, _BAD = "cyan", "dim", "bold", "bold red"
 _SHORT = 80  # characters of a value on its name's line
 _LONG = 400
@@ -83,10 +85,10 @@ class Frames:
 
     def show(self, line: Row) -> None:
         if "tracing" in line:
-            text = f"tracing {line['tracing']}: {line['connections']} connections so far; Ctrl-C ends it"
+            text = f"tracing {line['tracing']}: {counted(line['connections'], 'connection')} so far; Ctrl-C ends it"
             self._console.print(Text(text, _QUIET))
         elif "ended" in line:
-            left_out = f"; {line['left_out']} frames were left out, to keep up" if line["left_out"] else ""
+            left_out = f"; {counted(line['left_out'], 'frame')} left out, to keep up" if line["left_out"] else ""
             self._console.print(Text(f"{_plain(line['ended'])}{left_out}", _QUIET))
         else:
             for part in _frame(line):

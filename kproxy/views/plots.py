@@ -22,6 +22,7 @@ from kproxy.analysis.questions.parties import NO_ERRORS
 from kproxy.analysis.questions.pieces import span_us
 from kproxy.views import units
 from kproxy.views.terminal import printable
+from kproxy.wording import counted
 
 WIDTH, HEIGHT = 440, 220  # pixels of a whole plot, including its labels
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -202,7 +203,7 @@ def lag(data: Any, every: str, span: Span = None) -> alt.LayerChart:
             "time": row["time"],
             "name": row["what"],
             "value": row["lag_records"],
-            "label": f"{_at(_ms(row['time']))}: {row['what']}: {row['lag_records']:,} records behind",
+            "label": f"{_at(_ms(row['time']))}: {row['what']}: {counted(row['lag_records'], 'record')} behind",
         }
         for row in rows
         if row["what"] in names
@@ -327,7 +328,8 @@ def round_trips(data: Any) -> alt.LayerChart:
             continue
         name = short(" ".join(str(row[each]) for each in ("host", "broker") if each in row), 28)
         low, high = row["round_trip_p50_ns"], row["round_trip_p99_ns"]
-        label = f"{name}: median {units.duration(low)}, p99 {units.duration(high)}, {row['connections']:,} connections"
+        connections = counted(row["connections"], "connection")
+        label = f"{name}: median {units.duration(low)}, p99 {units.duration(high)}, {connections}"
         bars.append({"broker": name, "low": max(low, 1) / 1e6, "high": max(high, 1) / 1e6, "label": label})
     y = alt.Y("broker:N", sort=None, axis=alt.Axis(title=None, labelLimit=170))
     ends = [value for bar in bars for value in (bar["low"], bar["high"])]
@@ -349,7 +351,8 @@ def closed_windows(data: Any) -> alt.Chart:
     for row in sorted(rows_of(data), key=lambda row: -(row["zero_windows"] or 0))[:BARS]:
         if row["zero_windows"]:
             name = short(" ".join(str(row[each]) for each in ("host", "broker") if each in row), 28)
-            label = f"{name}: closed {row['zero_windows']:,} times, {row['connections']:,} connections"
+            times, connections = counted(row["zero_windows"], "time"), counted(row["connections"], "connection")
+            label = f"{name}: closed {times}, {connections}"
             bars.append({"broker": name, "times": row["zero_windows"], "label": label})
     y = alt.Y("broker:N", sort=None, axis=alt.Axis(title=None, labelLimit=170))
     x = alt.X("times:Q", axis=alt.Axis(title="times that a receiver closed its window", format="~s", tickCount=4))

@@ -419,7 +419,8 @@ def _as_table(plotted: Any) -> str:
     rows = plotted if isinstance(plotted, list) else plotted.to_pylist()
     if not rows:
         return ""
-    left = f'<p class="note">and {len(rows) - POINTS:,} more rows</p>' if len(rows) > POINTS else ""
+    more = counted(len(rows) - POINTS, "more row")
+    left = f'<p class="note">and {more}</p>' if len(rows) > POINTS else ""
     table = _table(rows[:POINTS], list(rows[0]))
     return f"<details><summary>Show as table</summary>{table}{left}</details>"
 

@@ -83,7 +83,7 @@ def sentence(verdict: Verdict) -> str:
 
 
 def _lost(of: Figures) -> str:
-    return f"The capture lacks the answers of {of.lost:,} of {of.requests:,} requests"
+    return f"The capture lacks the answers of {of.lost:,} of {_count(of.requests, 'request')}"
 
 
 def _unread(of: Figures) -> str:
@@ -97,7 +97,7 @@ def _without_cause(of: Figures, failed: int) -> str:
     """Return the number of requests that failed, where no finding says why."""
     if not failed:
         return "No readable request failed" if of.encrypted else "Nothing failed"
-    text = f"{failed:,} of {of.requests:,} requests failed"
+    text = f"{failed:,} of {_count(of.requests, 'request')} failed"
     if not of.retried:
         return text
     which = "which" if of.retried == failed else f"{of.retried:,} of which"
@@ -136,13 +136,13 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
         if of.everyday
         else ""
     )
-    yield "failed", f"{failed:,} of {of.requests:,} requests{share}", parts
+    yield "failed", f"{failed:,} of {_count(of.requests, 'request')}{share}", parts
     still = "nobody" if of.longest_ns is None else units.duration(of.longest_ns)
     yield "stood still", still, printable(of.longest_where or "")
     p99 = "unknown" if of.p99_ns is None else units.duration(of.p99_ns)
     without = f"; {_count(of.left_out, 'request')} without an answer not included" if of.left_out else ""
-    yield "p99", p99, f"of {of.answered:,} answers, without long polls{without}"
-    behind = "nobody" if not of.behind_records else f"{of.behind_records:,} records"
+    yield "p99", p99, f"of {_count(of.answered, 'answer')}, without long polls{without}"
+    behind = "nobody" if not of.behind_records else _count(of.behind_records, "record")
     whose = f"group {of.behind_group}" if of.behind_records else "by what groups committed"
     if of.behind_fetched:
         whose += f"; {of.behind_fetched_records or 0:,} more in {_count(of.behind_fetched, 'partition')}"
@@ -232,7 +232,7 @@ def _followed(one: Finding) -> Iterator[str]:
     if stuck := of.get("stuck_stable_offset"):
         behind = sum(dict(each.evidence)["behind_records"] for each in stuck)
         topics = sorted({str(dict(each.place).get("topic")) for each in stuck})
-        yield f"readers of committed data of {', '.join(topics[:3])} are {behind:,} records behind"
+        yield f"readers of committed data of {', '.join(topics[:3])} are {_count(behind, 'record')} behind"
     doubled = [
         dict(each.evidence) for name in ("resent_not_idempotent", "doubtful_records") for each in of.get(name, ())
     ]

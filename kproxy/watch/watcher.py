@@ -47,6 +47,7 @@ from kproxy.watch.ring import BLOCK_BYTES, WINDOW_PACKETS, Ring
 from kproxy.watch.settings import Settings
 from kproxy.watch.zookeeper import ZooKeeperConnections
 from kproxy.wire.bodies import BATCHES, DETAILS, ERRORS, Logs
+from kproxy.wording import counted
 
 if TYPE_CHECKING:
     from kproxy.admin.server import Admin, Question
@@ -559,7 +560,7 @@ class Watcher:
         return self._missing
 
     def _describe(self) -> str:
-        return f"kproxy {__version__}: watches {self._asked.label}, {len(self._connections)} connections"
+        return f"kproxy {__version__}: watches {self._asked.label}, {counted(len(self._connections), 'connection')}"
 
     def _signalled(self, number: int) -> None:
         log.info("%s: stopping", signal.Signals(number).name)

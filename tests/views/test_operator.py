@@ -95,9 +95,9 @@ FRAME = {"time_ns": 3_723_456 * 10**6, "connection": 7, "from": "client", "bytes
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ({"tracing": 7, "connections": 1}, ["tracing 7: 1 connections so far; Ctrl-C ends it"]),
+        ({"tracing": 7, "connections": 1}, ["tracing 7: 1 connection so far; Ctrl-C ends it"]),
         ({"ended": "its time is over", "left_out": 0}, ["its time is over"]),
-        ({"ended": "\x1b", "left_out": 2}, ["\\x1b; 2 frames were left out, to keep up"]),
+        ({"ended": "\x1b", "left_out": 2}, ["\\x1b; 2 frames left out, to keep up"]),
         (FRAME, ["01:02:03.456 7 ->   12,345 bytes"]),
         ({**FRAME, "from": "broker", "left_out": "too\nlarge"}, ["01:02:03.456 7 <-   12,345 bytes", "  too\\nlarge"]),
         (

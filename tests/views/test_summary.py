@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import struct
 
 import pytest
 from click.testing import CliRunner
@@ -69,20 +70,43 @@ OF_NEWER_FETCH = bytes.fromhex("00000007 00") + bytes(40)
 AUTH = bytes.fromhex("fffffffc 00000064 00000000 00000006") + b"digest" + bytes.fromhex("00000003") + b"a:b"
 
 
-@pytest.mark.parametrize(
-    ("payloads", "options", "asked"),
-    [
-        ([HEARTBEAT_0, OF_HEARTBEAT_0, NEWER_FETCH, OF_NEWER_FETCH], (), ["overview", "slow", "latency", "fetching"]),
-        ([AUTH], ("--zookeeper-port", "9092"), ["overview"]),
-    ],
-)
-def test_every_next_question_has_an_answer(tmp_path, payloads, options, asked):
-    """Bodies of an unknown version have no rows, nor does an authentication change ZooKeeper's tree."""
+def _pieces(name, first, count):
+    """The packets of a test's capture from the first one on, with their times."""
+    content = captures.capture(name).read_bytes()
+    pos, found = 24, []
+    while pos < len(content) and len(found) < first + count:
+        seconds, micros, size, _ = struct.unpack_from("<IIII", content, pos)
+        found.append((seconds * 10**9 + micros * 1000, content[pos + 16 : pos + 16 + size]))
+        pos += 16 + size
+    return found[first:]
+
+
+def _spoken(*payloads):
+    """The packets of a connection on which client and broker send the payloads in turn, each with its size."""
     wire = Wire().shake()
     for number, payload in enumerate(payloads):
         wire.send(number % 2, len(payload).to_bytes(4) + payload)
+    return [(number * 10**9, data) for number, data in enumerate(wire.packets)]
+
+
+@pytest.mark.parametrize(
+    ("packets", "options", "asked"),
+    [
+        (_spoken(HEARTBEAT_0, OF_HEARTBEAT_0), (), ["overview", "slow", "latency"]),
+        (
+            _spoken(HEARTBEAT_0, OF_HEARTBEAT_0, NEWER_FETCH, OF_NEWER_FETCH),
+            (),
+            ["overview", "slow", "latency", "fetching"],
+        ),
+        (_spoken(AUTH), ("--zookeeper-port", "9092"), ["overview"]),
+        (("k0102_zookeeper", 1009, 20), (), ["overview", "registry"]),
+    ],
+)
+def test_every_next_question_has_an_answer(tmp_path, packets, options, asked):
+    """Bodies of an unknown version have no rows, nor does an authentication change ZooKeeper's tree, nor has a group
+    of ZooKeeper a rebalance because its consumers are named. Counts of one are singular in all of it."""
     path = tmp_path / "wire.pcap"
-    path.write_bytes(packet.pcap([(n * 10**9, data) for n, data in enumerate(wire.packets)]))
+    path.write_bytes(packet.pcap(packets if isinstance(packets, list) else _pieces(*packets)))
     result, lines = converted(tmp_path, *options, path)
     assert result.exit_code == 0, result.output
     questions = [shlex.split(line)[1:] for line in lines[lines.index("Next:") + 1 :]]
@@ -90,6 +114,8 @@ def test_every_next_question_has_an_answer(tmp_path, payloads, options, asked):
     for words in questions:
         answer = CliRunner().invoke(cli, words)
         assert answer.exit_code == 0 and "No rows" not in answer.output, answer.output
+        plural = re.search(r"(?<![\d,.])1 (answer|connection|exchange|packet|record|request|row)s\b", answer.output)
+        assert plural is None, answer.output
 
 
 def test_named_ports_without_kafka_are_given_as_the_reason_for_an_empty_result(tmp_path):

@@ -341,7 +341,10 @@ def next_questions(
     if found["zookeeper"]:
         if any(engine.rows(first_rows(registry(tables["registry"]), 1))):
             asked.append(f"registry {where}")
-        if any(str(row["kind"]).startswith("consumer") for row in found["zookeeper"]):
+        rounds = ask(
+            {"rebalances": tables["rebalances"]}, rounds="select 1 from rebalances where protocol = 'zookeeper'"
+        )
+        if any(engine.rows(first_rows(rounds, 1))):
             asked.append(f"consumers {where}")
     names = {row["api"] for row in found["apis"]}
     if any(row["max_ns"] is not None for row in found["apis"]):

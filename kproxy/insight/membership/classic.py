@@ -29,6 +29,7 @@ from kproxy.protocol.apis import (
     REBALANCE_IN_PROGRESS,
     SYNC_GROUP,
 )
+from kproxy.wording import counted
 
 LATE_NS = 10**9  # difference between clocks of captures, at most
 
@@ -443,8 +444,8 @@ class ClassicGroup(Group):
         yield from self.coordinated_by(exchange.broker_id, exchange)
         state, members = description["groupState"], description["members"]
         differs = (state, len(members)) != (self.state, len(self.members)) and self.generation != -1
-        reason = f"{state}, {len(members)} members"
-        reason += f"; seen here: {self.state}, {len(self.members)} members" if differs else ""
+        reason = f"{state}, {counted(len(members), 'member')}"
+        reason += f"; seen here: {self.state}, {counted(len(self.members), 'member')}" if differs else ""
         yield self.event(exchange, "described", error=description["errorCode"], reason=reason, generation=None)
         if self._forming is not None or description["errorCode"] or state not in STATES.values():
             return

@@ -25,6 +25,7 @@ from kproxy.insight.decoded import Body, DecodedExchange
 from kproxy.insight.membership.embedded import MAX_OWNED, MAX_TOPICS, NOTHING, Owned, listed
 from kproxy.insight.membership.group import HEAVY_BYTES, MAX_MEMBERS, Cause, Group, GroupRow
 from kproxy.insight.rows import Assignment, GroupEvent, Rebalance
+from kproxy.wording import counted
 
 PROTOCOLS = {68: "consumer", 76: "share", 88: "streams"}  # ConsumerGroupHeartbeat, ShareGroupHeartbeat, Streams...
 SILENT_INTERVALS = 3  # of heartbeats: a coordinator expires a session after nine by default
@@ -506,8 +507,9 @@ class EpochGroup(Group):
         yield from self.coordinated_by(exchange.broker_id, exchange)
         state, members = description["groupState"], description["members"]
         differs = self.members and (description["groupEpoch"], len(members)) != (self.epoch, len(self.members))
-        reason = f"{state}, {len(members)} members, epoch {description['groupEpoch']}"
-        reason += f"; seen here: {self.state}, {len(self.members)} members, epoch {self.epoch}" if differs else ""
+        reason = f"{state}, {counted(len(members), 'member')}, epoch {description['groupEpoch']}"
+        here = counted(len(self.members), "member")
+        reason += f"; seen here: {self.state}, {here}, epoch {self.epoch}" if differs else ""
         yield self.event(
             exchange, "described", error=description["errorCode"], reason=reason, generation=description["groupEpoch"]
         )

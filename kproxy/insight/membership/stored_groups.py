@@ -18,6 +18,7 @@ from kproxy.insight.membership.epochs import EpochGroup
 from kproxy.insight.membership.group import MAX_MEMBERS, Group, GroupRow
 from kproxy.insight.membership.joined import Joined, joined_as_stored
 from kproxy.insight.rows import GroupEvent
+from kproxy.wording import counted
 
 SHOWN_TOPICS = 20
 
@@ -66,7 +67,7 @@ def _classic(group: ClassicGroup, entry: Entry) -> Iterator[GroupRow]:
     stored = value["members"]
     kind = group_type(value["protocolType"], value["protocol"])
     group.group_type = kind or group.group_type
-    words = f"{'Stable' if stored else 'Empty'}, {len(stored)} members"
+    words = f"{'Stable' if stored else 'Empty'}, {counted(len(stored), 'member')}"
     words += f", {value['protocol']}" if value["protocol"] else ""
     words += f", protocol type {value['protocolType']}" if value["protocolType"] not in ("", CONSUMER) else ""
     words += f", leader {value['leader']}" if value["leader"] else ""

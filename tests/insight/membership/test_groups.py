@@ -266,7 +266,7 @@ def test_an_unseen_group_is_known_once_it_is_described():
         "protocolData": "range",
     }
     (row,) = known.feed(DecodedExchange(15, 5, {}, {"groups": [described_group | {"members": [member]}]}, 1, 2), topics)
-    assert (row.event, row.reason) == ("described", "Stable, 1 members")
+    assert (row.event, row.reason) == ("described", "Stable, 1 member")
     group = known.get("g")
     assert (group.state, group.strategy, set(group.members)) == ("Stable", "range", {"m"})
     rows = list(known.feed(DecodedExchange(42, 2, {}, {"results": [{"groupId": "g", "errorCode": 0}]}, 3, 4), topics))
