@@ -371,7 +371,7 @@ def test_the_overview_has_the_figures_of_the_jobs(tables, tmp_path):
     late = json.loads(run("overview", tables, "--format", "json", "--from", "-10s"))
     assert late["span"][0]["exchanges"] < span["exchanges"] and late["span"][0]["lasted_ns"] <= 10_000_000_000
     none = run("overview", tables, "--from", "2030-01-01")
-    of = f"none of the {span['exchanges']:,} exchanges, from 2026-11-21 09:48:53 to "
+    of = f"of {span['exchanges']:,} exchanges, from 2026-11-21 09:48:53 to "
     assert none.startswith(f"No exchanges. --from 2030-01-01: {of}")
     assert len(run("overview", shutil.copy(capture("k41_BASE"), tmp_path)).splitlines()) > 20
     with_holes = run("overview", shutil.copy(capture("k41_gaps"), tmp_path))
