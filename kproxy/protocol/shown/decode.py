@@ -10,7 +10,7 @@ Memory: one frame and its decoded form, or one line and a record of its answer.
 import json
 import mmap
 import re
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -49,6 +49,9 @@ _DUMPED = re.compile(
     rb"(?::\s+(?P<of_xxd>(?:[0-9a-fA-F]{2}){1,2}(?: (?:[0-9a-fA-F]{2}){1,2})*)(?:  .*)?"
     rb"|(?:\s+(?P<of_others>[0-9a-fA-F]{2}(?: {1,2}[0-9a-fA-F]{2})*)(?:(?: {3}|\s+[|>]).*)?)?)\s*"
 )
+# A line of 16-bit words, as hexdump and od -x print them without further options.
+_WORDS = re.compile(rb"\s*(?P<offset>[0-9a-fA-F]{6,8})(?P<words>(?:\s+[0-9a-fA-F]{4})*)\s*")
+_BASES = (16, 8, 10)  # of the offsets of a dump: od's are octal, or decimal with -A d
 _HEX = re.compile(rb"[0-9A-Fa-f\s:,]*")
 _PREFIXED = re.compile(rb"[0-9A-Fa-f\s:,xX\\]*")  # digits with 0x or \x before them, as in source code
 _ONE_DIGIT = re.compile(rb"(?:(?<![0-9A-Fa-f])0[xX]|\\x)([0-9A-Fa-f])(?![0-9A-Fa-f])")
@@ -77,11 +80,14 @@ def bytes_of(given: Buffer, *, must_be_hex: bool = False) -> Buffer:
     """Return the bytes of hexadecimal digits; other input unchanged.
 
     Blanks, line breaks, colons, commas, 0x and \\x are skipped, and a byte order mark, as PowerShell writes it; so
-    are the offsets and characters of a dump by xxd, `hexdump -C`, od or tshark. Raises Malformed for an odd number
-    of digits, and with `must_be_hex` for any other input.
+    are the offsets and characters of a dump by xxd, `hexdump -C`, od or tshark. Base64 is read if its first byte is
+    zero, as that of a frame is. Raises Malformed for an odd number of digits, for a dump of 16-bit words, and with
+    `must_be_hex` for any other input.
     """
     text = _without_prefixes(_without_offsets(_without_mark(given)))
     if _HEX.fullmatch(text) is None:
+        if (content := _of_base64(text)) is not None:
+            return content
         if must_be_hex:
             shown = bytes(text).decode(errors="replace")
             place = found.start() if (found := _FOREIGN.search(text)) else 0
@@ -105,17 +111,61 @@ def _without_mark(given: Buffer) -> Buffer:
 
 
 def _without_offsets(given: Buffer) -> Buffer:
-    """The hexadecimal digits of a dump whose lines begin with the offsets of their bytes; other input unchanged."""
-    if _HEX.fullmatch(given) is not None or not is_text(given):
+    """The hexadecimal digits of a dump whose lines begin with the offsets of their bytes; other input unchanged.
+
+    Raises Malformed for a dump of 16-bit words: the order of their bytes is that of the machine which printed them.
+    """
+    if not is_text(given):
         return given
+    lines = bytes(given).splitlines()
+    if len(lines) < 2 and _HEX.fullmatch(given) is not None:
+        return given  # its first digits are no offset
+    for base in _BASES:
+        if (digits := _dumped(lines, base)) is not None:
+            return digits
+        if _is_of_words(lines, base):
+            raise Malformed("a dump of 16-bit words, in the byte order of its machine: print bytes, as xxd -p does")
+    return given
+
+
+def _dumped(lines: list[bytes], base: int) -> bytes | None:
+    """The hexadecimal digits of a dump with offsets in this base; None for other lines."""
     parts, size = [], 0
-    for line in bytes(given).splitlines():
+    for line in lines:
         found = _DUMPED.fullmatch(line)
-        if found is None or int(found["offset"], 16) != size:
-            return given
+        if found is None or _offset(found["offset"], base) != size:
+            return None
         parts.append(digits := b"".join((found["of_xxd"] or found["of_others"] or b"").split()))
         size += len(digits) // 2
     return b"".join(parts)
+
+
+def _is_of_words(lines: list[bytes], base: int) -> bool:
+    """Whether the lines are 16-bit words behind their offsets in this base; the last offset is that of the end."""
+    size = 0
+    for number, line in enumerate(lines):
+        found = _WORDS.fullmatch(line)
+        ends = (size - 1, size) if number == len(lines) - 1 else (size,)  # a last single byte is a word too
+        if found is None or _offset(found["offset"], base) not in ends:
+            return False
+        size += 2 * len(found["words"].split())
+    return len(lines) > 1
+
+
+def _offset(digits: bytes, base: int) -> int | None:
+    with suppress(ValueError):
+        return int(digits, base)
+    return None
+
+
+def _of_base64(given: Buffer) -> bytes | None:
+    """The bytes of a text in base64 whose first byte is zero, as that of a frame and of a log is; None for others."""
+    if not is_text(given):
+        return None
+    with suppress(ValueError):
+        content = b64decode(b"".join(bytes(given).split()), validate=True)
+        return content if content[:1] == b"\0" else None
+    return None
 
 
 def _without_prefixes(given: Buffer) -> Buffer:
@@ -191,7 +241,12 @@ def decoded(
     """
     if response_to is not None:
         key, version = api_and_version(response_to)
-        return frames(given, sized, lambda frame: response(frame, key, version))
+        try:
+            return frames(given, sized, lambda frame: response(frame, key, version))
+        except Malformed as fault:
+            if sized is False or (misfit := _misfit_of_response(given, str(fault), key, version)) is None:
+                raise
+            raise Malformed(misfit) from None
     if data_name is not None:
         return frames(given, sized, lambda frame: data(frame, data_name))
     try:
@@ -227,9 +282,43 @@ def _misfit(given: Buffer) -> str | None:
     if size == here:
         return None
     with_id = f", correlation id {correlation_id}" if here >= _HEAD.size else ""
+    return _sizes(where, size, here, f"{api_name(key)} request v{version}{with_id}")
+
+
+def _misfit_of_response(given: Buffer, fault: str, key: int, version: int) -> str | None:
+    """Return which response does not match its size, as text; None if the bytes do not begin with a size.
+
+    A correlation id may look like a size: without a whole response behind it, the text has both readings.
+    """
+    pos, number = 0, 1
+    while True:
+        size, here = int.from_bytes(given[pos : pos + 4], "big", signed=True), len(given) - pos - 4
+        if not _LEAST_FRAME_BYTES <= size < here or not _is_response(given[pos + 4 : pos + 4 + size], key, version):
+            break
+        pos, number = pos + 4 + size, number + 1
+    where = f"response {number}: " if number > 1 else ""
+    is_whole = _is_response(given[pos + 4 :], key, version)
+    if size < 0 or size == here or here < 0:
+        return None
+    text = _sizes(where, size, here, f"{api_name(key)} response v{version}")
+    if number > 1 or is_whole:
+        return text
+    return f"{fault}; with its first 4 bytes as its size: {text}" if size > here else None
+
+
+def _is_response(frame: Buffer, key: int, version: int) -> bool:
+    """Return whether the bytes are one whole response."""
+    try:
+        return not response(frame, key, version).body.get("_trailing")
+    except ProtocolError:
+        return False
+
+
+def _sizes(where: str, size: int, here: int, title: str) -> str:
+    """Return how a frame differs from its size, as text."""
     return (
         f"{where}{'cut short' if size > here else 'too long'}: the size says {count_bytes(size)}, {here:,} "
-        f"follow{'s' * (here == 1)} it: {api_name(key)} request v{version}{with_id}"
+        f"follow{'s' * (here == 1)} it: {title}"
     )
 
 
@@ -239,15 +328,20 @@ def _may_be_api(size: int) -> bool:
 
 
 def _looks_like_request(frame: Buffer) -> int:
-    """Return 0 without a known API and version; 1 if the client id is truncated; 2 if it is complete."""
+    """Return 0 without a known API and version; 1 if the client id is truncated; 2 if it is complete.
+
+    An unknown API or version counts if a client id of printable characters is behind it.
+    """
     if len(frame) < 4:
         return 0
     key, version, _ = _HEAD.unpack(bytes(frame[: _HEAD.size]).ljust(_HEAD.size, b"\0"))
+    client_id_bytes = int.from_bytes(frame[8:10], "big", signed=True)
+    is_complete = len(frame) >= 10 and -1 <= client_id_bytes <= len(frame) - 10
     known = schema().apis.get(key)
     if known is None or version not in known.request.versions:
-        return 0
-    client_id_bytes = int.from_bytes(frame[8:10], "big", signed=True)
-    return 2 if len(frame) >= 10 and -1 <= client_id_bytes <= len(frame) - 10 else 1
+        has_name = is_complete and client_id_bytes > 0 and is_text(frame[10 : 10 + client_id_bytes])
+        return 2 if has_name and key >= 0 <= version else 0
+    return 2 if is_complete else 1
 
 
 def api_and_version(text: str) -> tuple[int, int]:

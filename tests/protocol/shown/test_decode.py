@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import tracemalloc
+from base64 import b64encode, encodebytes
 from itertools import islice
 from pathlib import Path
 
@@ -151,12 +152,47 @@ TSHARK = """0000  00 00 00 0f 00 0c 00 00 00 00 00 01 00 01 61 00   ............
 """
 
 
-@pytest.mark.parametrize("dump", (XXD, HEXDUMP, TSHARK, XXD.upper()))
+OD = """0000000 00 00 00 0f 00 0c 00 00 00 00 00 01 00 01 61 00
+0000020 78 79 7a
+0000023
+"""
+OD_X = """000000 00 00 00 0f 00 0c 00 00 00 00 00 01 00 01 61 00
+000010 78 79 7a
+000013
+"""
+OD_D = """0000000 00 00 00 0f 00 0c 00 00 00 00 00 01 00 01 61 00  >..............a.<
+0000016 78 79 7a                                         >xyz<
+0000019
+"""
+WORDS = """0000000 0000 0f00 0c00 0000 0000 0100 0100 0061
+0000020 7978 007a
+0000023
+"""
+
+
+@pytest.mark.parametrize("dump", (XXD, HEXDUMP, TSHARK, OD, OD_X, OD_D, XXD.upper()))
 def test_a_dump_with_offsets_and_characters_is_read(dump):
     expected = bytes.fromhex("0000000f000c000000000001000161 0078797a")
     assert decode.bytes_of(dump.encode()) == decode.bytes_of(dump.encode(), must_be_hex=True) == expected
+
+
+@pytest.mark.parametrize("dump", (XXD, HEXDUMP, TSHARK, OD_D))
+def test_a_dump_that_lacks_a_line_is_no_dump(dump):
     lines = dump.encode().splitlines(keepends=True)
-    assert decode.bytes_of(b"".join(lines[1:])) == b"".join(lines[1:])  # a line is missing
+    assert decode.bytes_of(b"".join(lines[1:])) == b"".join(lines[1:])
+
+
+@pytest.mark.parametrize("dump", (WORDS, WORDS.replace("0000020", "0000010").replace("0000023", "0000013")))
+def test_a_dump_of_words_whose_bytes_are_swapped_is_refused(dump):
+    with pytest.raises(Malformed, match="16-bit words"):
+        decode.bytes_of(dump.encode())
+
+
+def test_base64_is_read_if_it_may_be_a_frame():
+    frame = bytes.fromhex("0000000f000c000000000001000161 0078797a")
+    assert decode.bytes_of(b64encode(frame)) == decode.bytes_of(b64encode(frame), must_be_hex=True) == frame
+    assert decode.bytes_of(encodebytes(frame * 9)) == frame * 9  # in lines
+    assert decode.bytes_of(b64encode(b"text")) == b64encode(b"text")
 
 
 def test_invalid_hex_is_refused():
@@ -344,6 +380,18 @@ def test_a_request_that_is_cut_is_told_with_what_is_here(here):
         ("ffffffff{1}", "as a request: API key -1 is not known"),
         ("{0}00000000{1}", "request 2: too long: the size says 0 bytes, 25 follow it: Metadata request v2"),
         ("{0}ffffffff{1}", "too long: what follows 1 whole request, 29 bytes, is no request with its size"),
+        (
+            "000000222717000000000007000361626300",
+            "cut short: the size says 34 bytes, 14 follow it: unknown_10007 request",
+        ),
+        (
+            "0000000927170000000000070003616263",
+            "too long: the size says 9 bytes, 13 follow it: unknown_10007 request v0",
+        ),
+        (
+            "0000001400120063000000070003666f6f",
+            "cut short: the size says 20 bytes, 13 follow it: ApiVersions request v99",
+        ),
         ("7fffffff{1:.16}", "cut short: the size says 2,147,483,647 bytes, 8 follow it: Metadata request v2"),
     ],
 )
@@ -351,6 +399,30 @@ def test_requests_that_do_not_have_the_size_that_they_say_are_named(given, said)
     whole = "00000019000300020000000500036170700000000100066f7264657273"
     with pytest.raises(ProtocolError, match=f"^{said}"):
         decode.decoded(bytes.fromhex(given.format(whole, whole[8:])))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("00000020{0}", "cut short: the size says 32 bytes, 16 follow it: ApiVersions response v0"),
+        ("0000000c{0}", "too long: the size says 12 bytes, 16 follow it: ApiVersions response v0"),
+        ("00000010{0}00000010{0:.8}", "response 2: cut short: the size says 16 bytes, 4 follow it: ApiVersions resp"),
+        (
+            "00000010{0}00000008{0}",
+            "response 2: too long: the size says 8 bytes, 16 follow it: ApiVersions response v0",
+        ),
+        (
+            "00000010{0:.28}",
+            "ApiVersionsResponse v0: cut short: it does not end within its 14 bytes; with its first 4 bytes as its "
+            "size: cut short: the size says 16 bytes, 14 follow it: ApiVersions response v0",
+        ),
+        ("{0:.24}", "ApiVersionsResponse v0: cut short: it does not end within its 8 bytes$"),
+    ],
+)
+def test_responses_that_do_not_have_the_size_that_they_say_are_named(given, said):
+    whole = "0000000700000000000100030000000d"
+    with pytest.raises(Malformed, match=f"^{said}"):
+        decode.decoded(bytes.fromhex(given.format(whole)), response_to="ApiVersions:0")
 
 
 def test_frames_are_those_whose_sizes_fill_the_input_from_end_to_end():
