@@ -196,13 +196,14 @@ def groups(port: "Callable[[], AdminPort]", cluster: str | None, group: str | No
         _print(rows)
         return
     from kproxy.views import operator as view
+    from kproxy.wording import counted
 
     nothing = (
         "no groups were seen: a group is listed once a member joins through kproxy (KIP-848: heartbeats), where the "
         'cluster has detail = "topics" (--detail topics)'
     )
     if known:
-        nothing = f"none of the {known} groups that were seen is chosen; `kproxy ctl groups` lists them"
+        nothing = f"{counted(known, 'group')} seen, none of them chosen; `kproxy ctl groups` lists them"
     view.show_table(view.groups(rows, time.time_ns()), (*_GROUP_COLUMNS, *_REBALANCE_COLUMNS), nothing)
 
 

@@ -242,7 +242,7 @@ def test_a_misspelt_group_is_not_blamed_on_the_settings():
             return [] if options["after"] else [{"cluster": "shop", "group": "billing"}]
 
     text = CliRunner().invoke(ctl.groups, ["--group", "biling"], obj=Port, catch_exceptions=False).output
-    assert text == "none of the 1 groups that were seen is chosen; `kproxy ctl groups` lists them\n"
+    assert text == "1 group seen, none of them chosen; `kproxy ctl groups` lists them\n"
 
 
 def test_the_token_is_not_sent_to_the_target_of_a_redirect(tmp_path):
