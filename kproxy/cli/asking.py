@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kproxy.errors import KproxyError
-from kproxy.wording import counted
 
 if TYPE_CHECKING:
     from kproxy.analysis.jobs import Job
@@ -253,6 +252,7 @@ def why_nothing(tables: Mapping[str, Any], since: str | None, until: str | None,
     """The reason for an answer without exchanges, in sentences: the times that were given, or the captures' quality."""
     from kproxy.analysis.questions import sections
     from kproxy.views import answers, summary
+    from kproxy.wording import counted
 
     (span,) = answers.dicts(sections.span(tables))
     if span["exchanges"]:

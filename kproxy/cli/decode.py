@@ -129,8 +129,7 @@ def decode(
             _no_frames(name, frame)
         if decoding.is_text(frame):
             raise click.UsageError(
-                f"{name} is text: give hexadecimal digits alone, without offsets and characters beside them, as xxd -p "
-                "prints them, or the bytes themselves"
+                f"{name} is text: give hexadecimal digits alone, as xxd -p prints them, base64, or the bytes themselves"
             )
 
     from kproxy.views import decode as view
