@@ -583,11 +583,13 @@ def _alone(work: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Turn an OSError (a full disk, for example) into a KproxyError that names the folder."""
+    """Turn an OSError (a full disk, for example) into a KproxyError that names the folder, and a name that is taken."""
     try:
         yield
     except OSError as fault:
         reason = os.strerror(fault.errno) if fault.errno else fault
+        if isinstance(fault, (FileExistsError, IsADirectoryError, NotADirectoryError)):
+            reason = f"{reason}: {fault.filename2 or fault.filename}"
         raise KproxyError(f"{folder}: cannot be written to: {reason}") from fault
 
 

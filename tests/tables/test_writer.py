@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import resource
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
+from kproxy.convert.processes import convert
 from kproxy.errors import KproxyError
 from kproxy.tables import dataset, schema, writer
 from kproxy.tables.schema import EXCHANGES, RECORDS, TABLES
@@ -424,3 +426,15 @@ def test_work_without_a_result_removes_the_folders_that_it_made(tmp_path, stands
     (work.begin("convert") / "half").write_bytes(b"")
     work.abandon()
     assert [path.name for path in tmp_path.rglob("*")] == ["of"] * stands
+
+
+@pytest.mark.parametrize("taken", ("exchanges", "exchanges/k41_BASE.pcap.parquet"))
+def test_a_name_that_is_taken_in_the_folder_is_named(tmp_path, taken):
+    place = tmp_path / "out" / taken
+    place.parent.mkdir(parents=True)
+    if place.suffix:
+        place.mkdir()
+    else:
+        place.touch()
+    with pytest.raises(KproxyError, match=rf"out: cannot be written to: .*: {re.escape(str(place))}$"):
+        convert([captures.capture("k41_BASE")], tmp_path / "out", processes=1)
