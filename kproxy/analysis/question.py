@@ -188,7 +188,9 @@ class Question:
             if near:
                 hint += f"did you mean {' or '.join(map(repr, near))}?"
             elif len(values) > _LISTED:
-                hint += f"`kproxy analyze sql` lists its {len(values):,} values."
+                column = known[name].replace("`", "")  # which a shell would run as a command
+                listing = f'kproxy analyze sql "select distinct {column} from {self.job.tables[0]}" TABLES'
+                hint += f"`{listing}` lists its {len(values):,} values."
             else:
                 hint += f"there is {', '.join(map(repr, values)) or 'none'}."
         return hint

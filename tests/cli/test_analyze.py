@@ -134,6 +134,15 @@ def test_an_answer_without_rows_has_a_reason(tmp_path, words, message):
     assert done.stdout == "No rows.\n" and re.search(message, done.stderr), done.stderr
 
 
+@pytest.mark.parametrize("column", ("api", "client"))
+def test_the_command_that_lists_the_values_of_a_column_runs_as_it_stands(tables, column):
+    done = CliRunner().invoke(cli, ["analyze", "latency", "--where", f"{column}='###'", str(tables)])
+    (words, count) = re.findall(r"`kproxy (.*)` lists its (\d+) values", done.stderr)[0]
+    *command, _ = shlex.split(words)
+    listed = CliRunner().invoke(cli, [*command, "--limit", "9999", str(tables)], catch_exceptions=False)
+    assert listed.exit_code == 0 and 0 <= len(listed.stdout.splitlines()) - 1 - int(count) <= 1  # null is no value
+
+
 def test_an_error_inside_an_answer_comes_with_the_command_that_decodes_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copy(capture("k41_java_cluster"), "c.pcap")
