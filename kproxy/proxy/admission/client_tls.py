@@ -9,6 +9,7 @@ import re
 import socket
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic_ns, time
 
 from kproxy.errors import Malformed, RefusedClient
@@ -26,6 +27,7 @@ from kproxy.wire.frames import sniff
 
 _HANDSHAKE = 0x16  # the first byte of every TLS connection
 _LOOKED_AT = 16
+_JUDGED_FROM = 5  # bytes: the header of a TLS record; health checks send fewer, if any
 _EXPIRED = 10  # X509_V_ERR_CERT_HAS_EXPIRED of OpenSSL
 _HTTP = re.compile(rb"(GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE|PRI) ")  # PRI: HTTP/2
 _SSL_2 = re.compile(rb"[\x80-\xff].\x01(\0\x02|\x03[\0-\x03])", re.DOTALL)  # a ClientHello (RFC 5246, E.2)
@@ -163,17 +165,10 @@ class ClientHandshakes:
 
 async def _begins(sock: socket.socket) -> None:
     """Wait for a client's first bytes, without consuming them. Raises RefusedClient if they are not TLS."""
-    while True:
-        try:
-            first = sock.recv(_LOOKED_AT, socket.MSG_PEEK)
-            break
-        except (BlockingIOError, InterruptedError):
-            await readable(sock)
-        except OSError:
-            first = b""
-            break
-    if not first:
-        text = "it closed the connection before it sent anything, as health checks do"
+    first = await _first_bytes(sock)
+    if len(first) < _JUDGED_FROM:
+        sent = "enough to tell TLS from plaintext" if first else "anything"
+        text = f"it closed the connection before it sent {sent}, as health checks do"
         raise RefusedClient("tls", text, "closed", said_nothing=True)
     if first[0] == _HANDSHAKE:
         return
@@ -193,6 +188,30 @@ async def _begins(sock: socket.socket) -> None:
         "it at a plaintext listener"
     )
     raise RefusedClient("tls", text, "plaintext")
+
+
+async def _first_bytes(sock: socket.socket) -> bytes:
+    """Return a client's first bytes, which stay in the socket; fewer than _JUDGED_FROM only if they are all it sent."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _JUDGED_FROM)  # fewer make it readable only at its end
+    try:
+        first = _peeked(sock)
+        if first is None or 0 < len(first) < _JUDGED_FROM:
+            await readable(sock)
+            first = _peeked(sock)
+        return first or b""
+    finally:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+
+
+def _peeked(sock: socket.socket) -> bytes | None:
+    """Return the first bytes that are there, none at the end of the connection; None if it goes on without any."""
+    try:
+        return sock.recv(_LOOKED_AT, socket.MSG_PEEK)
+    except (BlockingIOError, InterruptedError):
+        return None
+    except OSError:
+        return b""
 
 
 def _plain(reason: str) -> str:

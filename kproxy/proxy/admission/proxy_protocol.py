@@ -11,6 +11,8 @@ from kproxy.proxy.relay.ends import Incoming, PortCheck
 from kproxy.proxy.sockets.proxy_header import Header, read
 from kproxy.proxy.sockets.streams import receive
 
+_CHECK_BYTES = 4  # that a health check may send before it ends the connection; the shortest header has 15
+
 
 class ReadProxyHeader:
     """A welcome step: replaces the peer of a client by the one that its header names."""
@@ -37,7 +39,7 @@ class ReadProxyHeader:
                     part = await receive(client.sock, found)
                 except ConnectionResetError:
                     part = b""
-                if not part and not data:
+                if not part and len(data) <= _CHECK_BYTES:
                     raise PortCheck
                 if not part:
                     raise Malformed(f"the connection ended within its PROXY protocol header, after {len(data)} bytes")

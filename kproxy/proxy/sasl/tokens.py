@@ -22,7 +22,8 @@ FETCH_S = 10.0
 _SILENCE_S = 5.0  # s that the JWKS server may send nothing
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 CURVES = {"ES256": "P-256", "ES384": "P-384", "ES512": "P-521"}  # RFC 7518, 3.4
-
+_TYPES = {"ES": "EC", "Ed": "OKP"}  # of keys, by the first letters of an algorithm; others are RSA
+_JWE_PARTS = 5  # of an encrypted token (RFC 7516); a signed one has 3
 
 _REQUIRED = {
     "exp": "'exp', which says when it expires",
@@ -105,7 +106,7 @@ class TokenChecker:
         """Return (key id, key) of an entry of a JWKS; null stands for a missing member. Raises _UnusedKeyError."""
         if not isinstance(entry, dict):
             raise _UnusedKeyError("no JSON object")
-        entry = {name: value for name, value in entry.items() if value is not None}
+        entry = {name: value for name, value in entry.items() if value is not None and (name, value) != ("alg", "")}
         if "d" in entry:  # a private key: its readers can issue tokens
             raise _UnusedKeyError("a private key: publish its public part alone")
         operations = entry.get("key_ops", ["verify"])
@@ -113,13 +114,15 @@ class TokenChecker:
             raise _UnusedKeyError("not for signatures (use, key_ops)")
         if entry.get("kty") == "oct":
             raise _UnusedKeyError("a shared secret (kty oct)")
+        _check_algorithm(entry)
         try:
             key = self._jwt.PyJWK.from_dict(entry)
-        except Exception:  # other keys may work
-            raise _UnusedKeyError("of an unknown type, curve or algorithm, or incomplete") from None
-        curve = CURVES.get(str(entry.get("alg")))
-        if entry["kty"] == "EC" and curve is not None and entry.get("crv") != curve:
-            raise _UnusedKeyError(f"of another curve than that of its algorithm: {entry['alg']} is for {curve}")
+        except Exception as fault:  # other keys may work
+            if "on the curve" in str(fault):
+                raise _UnusedKeyError(f"an EC key whose x and y are no point of {entry.get('crv')}") from None
+            raise _UnusedKeyError("of an unknown type or curve, or incomplete") from None
+        if key.algorithm_name not in ALGORITHMS:  # without `alg` the curve decides
+            raise _UnusedKeyError(f"of a curve that no checked algorithm has ({entry.get('crv')})")
         if entry["kty"] != "RSA":
             return entry.get("kid"), key
         if key.key.key_size < MIN_RSA_BITS:
@@ -133,7 +136,7 @@ class TokenChecker:
         try:
             header = jwt.get_unverified_header(token)
         except jwt.PyJWTError:
-            raise TokenError("it is no signed JWT") from None
+            raise TokenError(_why_not_signed(token)) from None
         algorithm = header.get("alg")
         if algorithm not in ALGORITHMS:
             raise TokenError(f"its algorithm is none of {', '.join(ALGORITHMS)}")
@@ -203,7 +206,11 @@ class TokenChecker:
             (jwt.ExpiredSignatureError, "it has expired (exp)"),
             (jwt.InvalidIssuerError, "its issuer (iss) is not the configured one"),
             (jwt.InvalidAudienceError, "its audience (aud) is not the configured one"),
-            (jwt.ImmatureSignatureError, "it is not valid yet (nbf, iat)"),
+            (
+                jwt.ImmatureSignatureError,
+                f"it is not valid yet ({'iat' if '(iat)' in str(fault) else 'nbf'}): if a clock is wrong, set it, or "
+                "allow for it (clock_skew_s)",
+            ),
         ):
             if isinstance(fault, kind):
                 return text
@@ -211,6 +218,31 @@ class TokenChecker:
             if f"({claim})" in str(fault):
                 return f"its claim {claim!r} is no number of seconds"
         return "it is no valid JWT"
+
+
+def _check_algorithm(entry: dict[str, Any]) -> None:
+    """Raise _UnusedKeyError if the algorithm of a JWKS entry is not checked, or is not for the type of its key."""
+    algorithm = entry.get("alg")
+    if algorithm is None:
+        return
+    if algorithm not in ALGORITHMS:
+        raise _UnusedKeyError(f"for another algorithm (alg) than {', '.join(ALGORITHMS)}")
+    kind = _TYPES.get(algorithm[:2], "RSA")
+    if entry.get("kty") != kind:
+        raise _UnusedKeyError(f"of another type than that of its algorithm: {algorithm} is for {kind}")
+    curve = CURVES.get(algorithm)
+    if curve is not None and entry.get("crv") != curve:
+        raise _UnusedKeyError(f"of another curve than that of its algorithm: {algorithm} is for {curve}")
+
+
+def _why_not_signed(token: str) -> str:
+    """Return why a token has no header that could be read."""
+    parts = token.count(".") + 1
+    if parts == _JWE_PARTS:
+        return "it is encrypted (JWE), not a signed JWT: have it issued as a signed one"
+    if token and parts == 1:
+        return "it is opaque, no signed JWT, so that only its issuer can check it: have it issued as a JWT"
+    return "it is no signed JWT"
 
 
 def _is_text(name: object) -> TypeGuard[str]:

@@ -26,9 +26,18 @@ from kproxy.proxy.sockets.redirected import take_any_destination
 from kproxy.proxy.sockets.sockets import prepare
 
 ACCEPTS_PER_TURN = 4  # each costs 0.6 ms until it is relayed, and its first read may cost another 1 ms
-OUT_OF_DESCRIPTORS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+_OPEN_FILES = "raise the limit of open files (ulimit -n, LimitNOFILE)"
+_MEMORY = "the kernel has no memory left for sockets: see net.ipv4.tcp_mem and free -m"
+_OUT_OF = {
+    errno.EMFILE: _OPEN_FILES,
+    errno.ENFILE: "raise that of this machine (sysctl fs.file-max), or see which program has them open (lsof)",
+    errno.ENOBUFS: _MEMORY,
+    errno.ENOMEM: _MEMORY,
+}
+OUT_OF_DESCRIPTORS = frozenset(_OUT_OF)
 _EXHAUSTED_PAUSE_S = 1.0
-PRIVILEGED_PORTS = 1024
+_UNPRIVILEGED_FROM = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
+PRIVILEGED_PORTS = 1024  # where that file is not
 MAX_SOCKETS_READ = 50_000  # rows of a kernel table, to find the holder of a port
 _LISTENING = "0A"  # TCP_LISTEN of net/tcp_states.h
 _RESERVE = (
@@ -100,8 +109,7 @@ class Gate:
         if fault.errno not in OUT_OF_DESCRIPTORS:
             return False
         if self._exhausted is None:
-            text = "%s: cannot open a socket: %s; raise the limit of open files (ulimit -n, LimitNOFILE)"
-            log.error(text, self.name, fault.strerror)
+            log.error("%s: cannot open a socket: %s; %s", self.name, fault.strerror, _OUT_OF[fault.errno])
             self._exhausted = asyncio.get_running_loop().call_later(_EXHAUSTED_PAUSE_S, self._recovered)
             self._apply()
         return True
@@ -303,12 +311,17 @@ def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] =
                 return text % own.name
         return _HELD[_holder(tuple(map(numeric, hosts)), port)]
     if fault.errno == errno.EADDRNOTAVAIL:
+        if hosts and not is_local("::1") and all(":" in host for host in hosts):
+            return (
+                "IPv6 is switched off here (net.ipv6.conf.*.disable_ipv6): listen at an IPv4 address, such as 0.0.0.0"
+            )
         return "that is no address of this machine: see ip address"
     if fault.errno in (errno.EACCES, errno.EPERM):
-        if port >= PRIVILEGED_PORTS:
+        privileged = _privileged_ports()
+        if port >= privileged:
             return "rules of this machine (SELinux, a seccomp profile) do not let kproxy bind it: allow it there"
         return (
-            f"ports below {PRIVILEGED_PORTS} need root or CAP_NET_BIND_SERVICE (or sysctl "
+            f"ports below {privileged} need root or CAP_NET_BIND_SERVICE (or sysctl "
             "net.ipv4.ip_unprivileged_port_start)"
         )
     if fault.errno == errno.EAFNOSUPPORT:
@@ -320,9 +333,17 @@ def why_unbound(fault: OSError, gate: Gate | None = None, hosts: Iterable[str] =
         )
     if isinstance(fault, socket.gaierror):
         return f"{reason}: correct the name, or the DNS of this host (getent hosts NAME), or listen at an address"
-    if fault.errno in (errno.EMFILE, errno.ENFILE):
-        return f"{reason}: raise the limit of open files (ulimit -n, LimitNOFILE; fs.file-max)"
+    if fault.errno in _OUT_OF:
+        return f"{reason}: {_OUT_OF[fault.errno]}"
     return reason
+
+
+def _privileged_ports() -> int:
+    """Return the first port that every user may bind."""
+    try:
+        return int(_UNPRIVILEGED_FROM.read_bytes())
+    except (OSError, ValueError):
+        return PRIVILEGED_PORTS
 
 
 def _holder(hosts: tuple[IPAddress | None, ...], port: int) -> str:

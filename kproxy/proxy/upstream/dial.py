@@ -17,7 +17,15 @@ from kproxy.errors import UpstreamError
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sockets.redirected import mark
 from kproxy.proxy.sockets.sockets import prepare
-from kproxy.proxy.upstream.dial_faults import RESOLVER, UNREACHABLE, SourceAddressError, of_connect, of_lookup
+from kproxy.proxy.upstream.dial_faults import (
+    NO_IPV6,
+    RESOLVER,
+    UNREACHABLE,
+    DialFault,
+    SourceAddressError,
+    of_connect,
+    of_lookup,
+)
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver
 
@@ -60,7 +68,7 @@ class Dialler:
         fault: OSError | None = None
         is_resolved = False
         why = UNREACHABLE
-        whom = str(address)
+        whom = failed = str(address)
         try:
             async with asyncio.timeout_at(end):
                 addresses = await self.resolver.addresses(address)
@@ -73,10 +81,10 @@ class Dialler:
                         async with asyncio.timeout((end - loop.time()) / left):
                             return await self._connected(loop, address, family, sockaddr)
                     except OSError as refused:  # includes TimeoutError
-                        fault = refused
-                        why = of_connect(refused)
-                        if why.cause == "no_port" and not _has_source(family, sockaddr):
-                            why = UNREACHABLE
+                        cause = _cause(refused, family, sockaddr)
+                        if fault is None or cause not in (UNREACHABLE, NO_IPV6):  # an address that had a way tells more
+                            fault, why, failed = refused, cause, whom
+                whom = failed
         except OSError as unknown:
             fault = unknown
             if is_resolved:
@@ -84,8 +92,8 @@ class Dialler:
             else:
                 why = RESOLVER if isinstance(unknown, TimeoutError) else of_lookup(unknown)
         if isinstance(fault, TimeoutError) and fault.errno is None:
-            failed = "did not answer" if is_resolved else "was not looked up"
-            raise UpstreamError(f"{whom} {failed} within {self.timeout_s:g} s", why.cause, why.remedy) from None
+            lacks = "did not answer" if is_resolved else "was not looked up"
+            raise UpstreamError(f"{whom} {lacks} within {self.timeout_s:g} s", why.cause, why.remedy) from None
         reason = getattr(fault, "strerror", None) or str(fault)
         raise UpstreamError(f"{whom} cannot be reached: {reason}", why.cause, why.remedy) from fault
 
@@ -139,6 +147,14 @@ def _bind(sock: socket.socket, source: str) -> None:
         sock.bind((source, 0))
     except OSError as fault:
         raise SourceAddressError(fault.errno, f"{fault.strerror} ({source})") from None
+
+
+def _cause(fault: OSError, family: int, sockaddr: tuple[Any, ...]) -> DialFault:
+    """Return why an address could not be dialled."""
+    why = of_connect(fault)
+    if why is UNREACHABLE or (why.cause == "no_port" and not _has_source(family, sockaddr)):
+        return NO_IPV6 if family == socket.AF_INET6 else UNREACHABLE
+    return why
 
 
 def _has_source(family: int, sockaddr: tuple[Any, ...]) -> bool:

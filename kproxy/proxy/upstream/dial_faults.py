@@ -20,9 +20,15 @@ RESOLVER = DialFault(
     "no name server answers, or it fails itself (SERVFAIL, REFUSED): check /etc/resolv.conf, its servers, and the way "
     "to them (port 53)",
 )
-REFUSED = DialFault("refused", "nothing listens there: is the broker up, is it the right port?")
+REFUSED = DialFault(
+    "refused", "nothing listens there, or a firewall rejects it: is the broker up, is it the right port?"
+)
 TIMEOUT = DialFault("timeout", "a firewall drops it, or the broker hangs: allow this host, check the port")
 UNREACHABLE = DialFault("unreachable", "there is no route: check the network of this host (ip route get ADDRESS)")
+NO_IPV6 = DialFault(
+    "unreachable",
+    "this host has no way there by IPv6: give it one (ip -6 route get ADDRESS), or the broker's name an IPv4 address",
+)
 NO_HOST = DialFault(
     "unreachable",
     "the host is down, or a router or a firewall refuses the way: check the address (ip neigh, ip route get ADDRESS), "

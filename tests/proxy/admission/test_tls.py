@@ -148,12 +148,12 @@ def test_tls_towards_clients_alone_works_and_the_log_names_each_mistake(authorit
 
 
 def test_probes_are_counted_without_a_warning_and_clients_that_leave_get_one(authority, caplog):
-    """A probe ends before its ClientHello is whole, by FIN or by RST, or right behind it."""
+    """A probe ends before its ClientHello is whole, by FIN or by RST, or right behind it; or sends a few odd bytes."""
 
     async def test():
         async with kproxy(cluster={"tls": ClientTls(**authority.server().settings())}) as here:
             hello = _hello("localhost")
-            for sent in (b"\x16", b"\x16\3", hello[:20], hello[:-1], hello):
+            for sent in (b"\n", b"\0", b"QUIT", b"\x16", b"\x16\3", hello[:20], hello[:-1], hello):
                 for resets in (False, True):
                     probe = await Wire.dial(here.port)
                     if sent == hello:
@@ -162,8 +162,8 @@ def test_probes_are_counted_without_a_warning_and_clients_that_leave_get_one(aut
                     if resets:
                         probe.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     probe.close()
-            await here.until(lambda: results(here) == {"closed": 10})
-            assert here.counted.disconnects == {"tls": 10} and here.counted.silent == 10
+            await here.until(lambda: results(here) == {"closed": 16})
+            assert here.counted.disconnects == {"tls": 16} and here.counted.silent == 16
             assert not [
                 line for line in caplog.records if "refused=" in line.getMessage() and line.levelno > logging.INFO
             ]
@@ -171,8 +171,8 @@ def test_probes_are_counted_without_a_warning_and_clients_that_leave_get_one(aut
             await client.send(hello)
             await receive(client.sock, 1)
             client.close()
-            await here.until(lambda: results(here) == {"closed": 11})
-            assert here.counted.silent == 10
+            await here.until(lambda: results(here) == {"closed": 17})
+            assert here.counted.silent == 16
 
     live(test())
     (warning,) = [line for line in caplog.records if "refused=" in line.getMessage() and line.levelno > logging.INFO]

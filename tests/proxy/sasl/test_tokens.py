@@ -116,7 +116,8 @@ def test_an_rsa_key_without_an_algorithm_checks_each_of_rsa_and_one_with_it_that
         (token(iss=None), "no claim 'iss', which says who"),
         (token(aud="mine"), "audience"),
         (token(aud=None), "no claim 'aud', .*client_claim"),
-        (token(nbf=time.time() + 86_400), "not valid yet"),
+        (token(nbf=time.time() + 86_400), r"not valid yet \(nbf\): .*clock_skew_s"),
+        (token(iat=time.time() + 86_400), r"not valid yet \(iat\): .*clock_skew_s"),
         (token(sub=None), "claim 'sub'"),
         (token(sub=""), "claim 'sub'"),
         (signed(sub=42), "claim 'sub', which names the user, is no text"),
@@ -133,6 +134,8 @@ def test_an_rsa_key_without_an_algorithm_checks_each_of_rsa_and_one_with_it_that
         (base64url(b'{"alg":' + b"[" * 40_000) + ".e30.AA", "no signed JWT"),
         (jwt.api_jws.encode(b"[" * 40_000, RSA, "RS256", headers={"kid": "one"}), "no valid JWT"),
         ("a.b.c", "no signed JWT"),
+        ("a.b.c.d.e", r"it is encrypted \(JWE\)"),
+        ("3f8a9c", "it is opaque, no signed JWT"),
         ("", "no signed JWT"),
         ("." * 1000, "no signed JWT"),
     ],
@@ -165,10 +168,18 @@ PRIVATE = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(RSA))
         (PRIVATE, "a private key: publish its public part alone"),
         (jwk(SHORT), "an RSA key of less than 2048 bits"),
         ({"kty": "oct", "k": "c2"}, "a shared secret"),
-        ({"kty": "AKP", "alg": "ML-DSA-44", "pub": "AA"}, "of an unknown type, curve or algorithm"),
+        ({"kty": "AKP", "alg": "ML-DSA-44", "pub": "AA"}, r"for another algorithm \(alg\) than RS256, .* EdDSA"),
+        ({"kty": "AKP", "pub": "AA"}, "of an unknown type or curve"),
+        (jwk(EC, alg="ES256K"), r"for another algorithm \(alg\)"),
+        (jwk(RSA, alg="RSA-OAEP"), r"for another algorithm \(alg\)"),
+        (jwk(RSA) | {"alg": ["RS256"]}, r"for another algorithm \(alg\)"),
+        (jwk(RSA, alg="ES256"), "of another type than that of its algorithm: ES256 is for EC"),
+        (jwk(EC, alg="PS256"), "of another type than that of its algorithm: PS256 is for RSA"),
+        (jwk(EC, alg="EdDSA"), "of another type than that of its algorithm: EdDSA is for OKP"),
+        (jwk(ec.generate_private_key(ec.SECP256K1())), r"of a curve that no checked algorithm has \(secp256k1\)"),
         ({"kty": "RSA", "n": "AQAB"}, "incomplete"),
         (EC_521 | {"alg": "ES256"}, "of another curve than that of its algorithm: ES256 is for P-256"),
-        (EC_521 | {"x": EC_521["y"], "y": EC_521["x"]}, "of an unknown type, curve or algorithm"),  # on no curve
+        (EC_521 | {"x": EC_521["y"], "y": EC_521["x"]}, "an EC key whose x and y are no point of P-521"),
         (3, "no JSON object"),
     ],
 )
@@ -181,8 +192,9 @@ def test_keys_that_check_no_signature_are_left_out_with_the_reason(entry: Any, r
         checker(entry, jwk(OTHER)).check(token())
 
 
-def test_null_in_a_key_is_a_member_that_is_missing_and_keys_that_do_not_count_take_no_place() -> None:
+def test_null_and_an_empty_algorithm_are_members_that_are_missing_and_keys_that_do_not_count_take_no_place() -> None:
     nothing = dict.fromkeys(("use", "key_ops", "alg"))
+    assert checker(jwk(RSA, kid="one", alg="")).check(token(algorithm="RS512")).name == "alice"
     assert checker(jwk(RSA, kid="one") | nothing).check(token(algorithm="RS512")).name == "alice"
     others = [jwk(OTHER, kid=str(each), use="enc") for each in range(tokens.MAX_KEYS)]
     assert checker(*others, jwk(RSA, kid="one")).check(token()).name == "alice"

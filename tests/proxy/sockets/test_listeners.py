@@ -6,10 +6,12 @@ import os
 import socket
 from collections import Counter
 from contextlib import ExitStack, suppress
+from pathlib import Path
 
 import pytest
 
 from kproxy.proxy.config.addresses import Address
+from kproxy.proxy.sockets import listeners
 from kproxy.proxy.sockets.listeners import ACCEPTS_PER_TURN, Gate, Listener, listening, why_unbound
 
 HOSTS = ("127.0.0.1", "::1")
@@ -65,6 +67,40 @@ def test_an_address_of_another_machine_is_reported_as_such() -> None:
         assert why(host, 0) == "that is no address of this machine: see ip address"
 
 
+def test_an_ipv6_address_where_ipv6_is_switched_off_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "is_local", lambda host: ":" not in host)
+    unbound = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
+    assert "IPv6 is switched off here" in why_unbound(unbound, hosts=["::1"], port=9092)
+    assert "no address of this machine" in why_unbound(unbound, hosts=["192.0.2.1"], port=9092)
+
+
+def test_privileged_ports_are_those_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = tmp_path / "ip_unprivileged_port_start"
+    first.write_text("10000\n")
+    monkeypatch.setattr(listeners, "_UNPRIVILEGED_FROM", first)
+    assert "ports below 10000 need root" in why_unbound(PermissionError(errno.EACCES, ""), port=9092)
+    first.write_text("0\n")
+    assert "SELinux" in why_unbound(PermissionError(errno.EACCES, ""), port=443)
+    first.unlink()
+    assert "ports below 1024 need root" in why_unbound(PermissionError(errno.EACCES, ""), port=443)
+
+
+def test_each_fault_that_stops_accepting_has_its_own_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        for number, words in (
+            (errno.EMFILE, "ulimit -n"),
+            (errno.ENFILE, "fs.file-max"),
+            (errno.ENOBUFS, "tcp_mem"),
+            (errno.ENOMEM, "tcp_mem"),
+        ):
+            gate = Gate(1)
+            assert gate.check(OSError(number, os.strerror(number)))
+            assert f"{os.strerror(number)}; " in caplog.messages[-1] and words in caplog.messages[-1]
+            gate.close()
+
+    asyncio.run(run())
+
+
 def test_other_faults_have_their_remedies() -> None:
     for number, port, words in (
         (errno.EACCES, 443, "CAP_NET_BIND_SERVICE"),
@@ -73,7 +109,7 @@ def test_other_faults_have_their_remedies() -> None:
         (errno.ENFILE, 9092, "fs.file-max"),
         (errno.EAFNOSUPPORT, 9092, "0.0.0.0"),
         (errno.EINVAL, 9092, "link-local"),
-        (errno.ENOBUFS, 9092, os.strerror(errno.ENOBUFS)),
+        (errno.ENOBUFS, 9092, "net.ipv4.tcp_mem"),
     ):
         assert words in why_unbound(OSError(number, os.strerror(number)), port=port)
     unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")

@@ -14,7 +14,7 @@ from kproxy.proxy.cluster.questions.question import ask_brokers
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.upstream.connector import BrokerConnector
 from kproxy.proxy.upstream.dial import Dialler
-from kproxy.proxy.upstream.dial_faults import REFUSED, RESOLVER, TIMEOUT
+from kproxy.proxy.upstream.dial_faults import NO_IPV6, REFUSED, RESOLVER, TIMEOUT
 from kproxy.proxy.upstream.loops import LoopGuard
 from kproxy.proxy.upstream.resolver import Resolver, SocketAddresses
 from tests.proxy.live import HOST, live
@@ -51,6 +51,33 @@ def test_a_silent_address_leaves_time_for_the_next():
         with silent() as nowhere, socket.create_server((HOST, 0)) as listener:
             broker = listener.getsockname()[1]
             assert await dialled((nowhere, nowhere, broker), 0.6) == broker
+
+    live(test())
+
+
+def test_an_address_without_a_way_does_not_hide_why_another_one_failed():
+    """A broker that is down, whose name has an IPv6 address too, seen from a host with IPv4 alone."""
+
+    class Both(Resolver):
+        async def addresses(self, of: Address) -> SocketAddresses:
+            return [(socket.AF_INET, (HOST, of.port)), *await Ipv6().addresses(of)]
+
+    class Ipv6(Resolver):
+        async def addresses(self, of: Address) -> SocketAddresses:
+            return [(socket.AF_INET6, ("fe80::1", of.port, 0, 0))]  # without an interface: no way
+
+    async def test():
+        with socket.socket() as closed:
+            closed.bind((HOST, 0))
+            port = closed.getsockname()[1]
+            for resolver, cause, text in (
+                (Both(), "refused", f"kafka:{port} ({HOST}) cannot be reached: Connection refused: {REFUSED.remedy}"),
+                (Ipv6(), "unreachable", NO_IPV6.remedy),
+            ):
+                with pytest.raises(UpstreamError) as caught:
+                    await dialler(5, resolver).dial(Address("kafka", port))
+                assert caught.value.cause == cause
+                assert text in str(caught.value)
 
     live(test())
 

@@ -95,7 +95,7 @@ def test_a_failed_dial_is_reported_with_the_kernels_cause_and_a_remedy() -> None
             ("10.8.0.2", "unreachable", "the host is down, or a router or a firewall refuses"),
             ("10.8.0.3", "unreachable", "ip route get"),
             ("192.0.2.1", "unreachable", "Network is unreachable"),
-            ("2001:db8::1", "unreachable", "ip route get"),
+            ("2001:db8::1", "unreachable", "no way there by IPv6"),
             (HOST, "refused", "is the broker up"),
         ):
             got, text = await failed(dialler(), host)
