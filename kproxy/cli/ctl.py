@@ -325,6 +325,8 @@ def log_level(port: "Callable[[], AdminPort]", level: str | None, as_json: bool)
 def brokers(port: "Callable[[], AdminPort]", as_json: bool) -> None:
     """The brokers of each cluster: their ports in kproxy, and their own addresses.
 
+    Clients cannot reach a broker without a port: GET /ready has the reason.
+
     \b
       kproxy ctl brokers
     """

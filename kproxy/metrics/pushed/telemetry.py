@@ -37,7 +37,7 @@ WHOLE_BYTES = 64 * 1024  # largest push that is parsed at once: 1-3 ms
 
 # Reasons for data points without a series. clients: a gauge of a client without own series. series: the client's limit
 # of series or characters. kind: neither a counter nor a gauge, a counter below 0, one name for a counter and a gauge,
-# or a counter pushed both as a cumulative value and as deltas.
+# a counter pushed both as a cumulative value and as deltas, or a second value of one series in one push.
 LEFT_OUT = ("clients", "series", "kind")
 
 # Labels of every series; a client's own labels do not replace them.
@@ -152,7 +152,8 @@ class Pushes:
                 continue
             series = Series(metric.name, metric.kind, _labels(point.attributes))
             into, elsewhere = (sums, values) if metric.is_delta else (values, sums)
-            if series in elsewhere:  # pushed as a delta and as a cumulative value: the first counts
+            # Pushed as a delta and as a cumulative value, or by two metrics whose names are one here: the first counts.
+            if series in elsewhere or series in values:
                 left_out["kind"] += 1
                 continue
             if series not in into:

@@ -77,8 +77,12 @@ class BrokerPorts:
 
     def __str__(self) -> str:
         ports = ",".join(f"{node_id}:{listener.port}" for node_id, listener in sorted(self.open.items())) or "-"
-        lacking = [*self._unbound, *self._without]
+        lacking = self.lacking()
         return f"{ports} without a port: {_listed(lacking)}" if lacking else ports
+
+    def lacking(self) -> list[int]:
+        """Return the node ids of brokers without an open port, which clients cannot reach."""
+        return [*self._unbound, *self._without]
 
     def not_ready(self) -> Iterator[str]:
         """Yield the reasons why clients cannot reach some broker."""

@@ -2,9 +2,9 @@
 
 Invariants: a node id keeps its port while the cluster names it, and no two ids share a port. If no port is free,
 another id gets the port of the id that complete answers have lacked the longest, for ABSENT_S at least, and that has no
-open connection. Assignment begins with the first complete answer, whose ids get ports in ascending order, so that a
-restart of an unchanged cluster assigns the same ports. Bounded by the range. Refuses to know sockets, files and
-messages.
+open connection. Where a smaller range leaves ids that the cluster names without ports, absent ids lose theirs at once.
+Assignment begins with the first complete answer, whose ids get ports in ascending order, so that a restart of an
+unchanged cluster assigns the same ports. Bounded by the range. Refuses to know sockets, files and messages.
 """
 
 import time
@@ -51,7 +51,8 @@ class PortAssignment:
     def restore(self, held: Mapping[int, Held]) -> None:
         """Replace all assignments by former ones, except ports outside the range and declared ids.
 
-        Ids without a port get none.
+        Ids without a port get none, but where brokers that the cluster names lost theirs to a smaller range, absent ids
+        give theirs up.
         """
         now = self._clock()
         self.ports.clear()
@@ -63,6 +64,19 @@ class PortAssignment:
                 self._owners[port] = node_id
         absent = [(now - each.absent_s, node_id) for node_id, each in held.items() if each.absent_s is not None]
         self.absent.update({node_id: since for since, node_id in sorted(absent) if node_id in self.ports})
+        self._make_room(
+            sum(
+                each.absent_s is None and node_id not in self.ports and not self._is_declared(node_id)
+                for node_id, each in held.items()
+            )
+        )
+
+    def _make_room(self, wanted: int) -> None:
+        """Free ports of absent ids, longest absent first, until so many are free."""
+        lacking = wanted - (len(self.range) - len(self._owners))
+        for node_id in list(self.absent)[: max(0, lacking)]:
+            del self.absent[node_id]
+            del self._owners[self.ports.pop(node_id)]
 
     def held(self) -> dict[int, Held]:
         """Return all assignments, as accepted by `restore`."""

@@ -172,6 +172,13 @@ class ClusterProxy:
         """The open ports of brokers, by node id."""
         return self._ports.open if self._ports is not None else {}
 
+    def broker_ports(self) -> dict[int, int | None]:
+        """Return the open ports of brokers by node id; None: clients cannot reach that broker."""
+        if self._ports is None:
+            return {}
+        open_ports = {node_id: listener.port for node_id, listener in self._ports.open.items()}
+        return dict.fromkeys(self._ports.lacking(), None) | open_ports
+
     @property
     def listeners(self) -> list[Listener]:
         """All its open ports."""

@@ -419,8 +419,8 @@ class Server:
                 "bootstrap": [str(address) for address in proxy.cluster.bootstrap],
                 "not_ready": list(proxy.not_ready()),
                 "brokers": {
-                    str(node_id): {"port": listener.port, "upstream": str(proxy.routes.upstreams.get(node_id, ""))}
-                    for node_id, listener in sorted(proxy.brokers.items())
+                    str(node_id): {"port": port, "upstream": str(proxy.routes.upstreams.get(node_id, ""))}
+                    for node_id, port in sorted(proxy.broker_ports().items())
                 },
             }
             for proxy in self.clusters

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kproxy.proxy.cluster.port_assignment import ABSENT_S, RETRY_S, Held, PortAssignment
+from kproxy.proxy.cluster.port_assignment import ABSENT_S, RETRY_S, Given, Held, PortAssignment
 
 LARGE = 1_840_211_337
 IDS = st.sampled_from([0, 3, 7, 1001, LARGE, LARGE + 1, 2**31 - 1])
@@ -99,7 +99,7 @@ def test_no_port_is_assigned_before_the_first_complete_answer():
 
 def test_ids_with_ports_outside_a_changed_range_get_new_ports():
     assignment = begun(2, first=9202)
-    assignment.restore({1: Held(9201), 2: Held(9202, 5.0), 3: Held(9203), 4: Held(9203)})
+    assignment.restore({1: Held(9201, 5.0), 2: Held(9202, 5.0), 3: Held(9203)})
     assert assignment.ports == {2: 9202, 3: 9203}
     assert assignment.absent.keys() == {2}
 
@@ -121,3 +121,19 @@ def test_connections_are_counted_once_a_second_at_most_while_no_port_is_left():
     assert counts == [clock.now]
     clock.now += RETRY_S
     assert assignment.give(2, tuple) == (9201, 1, ABSENT_S + RETRY_S)
+
+
+def test_in_a_smaller_range_brokers_that_are_named_come_before_absent_ones() -> None:
+    """The longest absent give up their ports, as many as are lacking, even if they are absent for a short time."""
+    held = {1001: Held(9201, 3.0), 1002: Held(9202, 5.0), 7: Held(9203), 9: Held(9204), 5: Held(9205)}
+    assignment = PortAssignment(range(9201, 9204), lambda node_id: node_id == 5)
+    assignment.restore(held)
+    assert assignment.ports == {1001: 9201, 7: 9203} and assignment.absent.keys() == {1001}
+    assignment.answered({5, 7, 9})
+    assert assignment.give(9, tuple) == Given(9202)
+    tiny = PortAssignment(range(9201, 9202))
+    tiny.restore(held)  # more are lacking than there are ports
+    assert tiny.ports == {} and not tiny.absent
+    unchanged = PortAssignment(range(9201, 9206))
+    unchanged.restore(held)
+    assert unchanged.ports == {node_id: each.port for node_id, each in held.items()}

@@ -443,6 +443,20 @@ def test_without_settings_kproxy_asks_clients_for_nothing_until_the_settings_are
     assert talk.push() == "NONE"
 
 
+@pytest.mark.parametrize("kind", [counter, gauge])
+def test_of_metrics_whose_names_are_one_here_the_first_is_kept_and_others_are_counted(kind):
+    """Each has its characters replaced: the last one would take the value of the first, push by push."""
+    talk = Talk()
+    for _ in range(2):
+        talk.subscribe()
+        assert talk.push(pushed(kind("a.b", 1), kind("a-b", 2), kind("a b", 3), kind("a.b", 4, topic="t"))) == "NONE"
+        talk.later()
+    talk.cluster.read()
+    (client,) = talk.cluster.pushes.clients.values()
+    assert sorted(client.values.values()) == [1, 4]
+    assert talk.cluster.cells.left_out == {"clients": 0, "series": 0, "kind": 4}
+
+
 def test_an_empty_push_ends_the_series_of_the_previous_push():
     talk = Talk()
     talk.subscribe()

@@ -140,6 +140,14 @@ def test_a_port_that_cannot_be_bound_is_advertised_anyway(monkeypatch, caplog):
                 here.server.not_ready()
             )
             assert here.counted.unbound == 4
+            listed = here.server._api_clusters({})[0]["brokers"]
+            assert {node_id: each["port"] for node_id, each in listed.items()} == {
+                "1": here.port + 2,
+                "2": here.port + 3,
+                "3": here.port + 4,
+                "70000": None,
+                "70001": None,
+            }
             await asyncio.sleep(0)
             here.server.clusters[0]._ports.forget([1, 2])  # the cluster has them no more
             assert not any("no port stands" in reason for reason in here.server.not_ready())
