@@ -170,8 +170,10 @@ class ScramCheck(Check):
             final = str(self._server.get_server_final()).encode()
         except LoginRefusedError:
             raise
-        except Exception:  # raised by scramp for malformed messages
-            raise self._refused() from None
+        except Exception as fault:  # raised by scramp
+            error = getattr(fault, "server_error", None)
+            is_wrong = getattr(error, "value", error) == "invalid-proof"
+            raise self._refused("" if is_wrong else _why_unread(token, self._round)) from None
         if not self._exists:
             raise self._refused()
         return final, Known(self._name)
@@ -184,6 +186,14 @@ class ScramCheck(Check):
             reason or f"wrong password, or no such user{whom}",
             self._name,
         )
+
+
+def _why_unread(token: bytes, number: int) -> str:
+    """Return why the client's first or second message of SCRAM cannot be read."""
+    if token.startswith(b"p="):
+        return "it asks for channel binding (SCRAM-...-PLUS), which Kafka does not have"
+    which = "first" if number == 1 else "second"
+    return f"its {which} message is none of SCRAM (RFC 5802), or has an extension: is its mechanism the one it names?"
 
 
 def _is_delegation_token(client_first: str) -> bool:

@@ -6,6 +6,7 @@ arrives; the caller sets a timeout. Refuses to know the content and purpose of a
 """
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from kproxy.protocol.codec import Body
 from kproxy.protocol.schema import schema
 from kproxy.proxy.config.addresses import Address
 from kproxy.proxy.sockets.streams import receive, receive_exactly, send_all
+from kproxy.proxy.upstream.tls import of_alert
 from kproxy.wire.bodies import BodyWalker
 
 MAX_ANSWER = 64 * 1024  # ten thousand APIs in ApiVersions
@@ -27,6 +29,7 @@ SLICE = 4 * 1024  # 0.2 to 0.4 ms of a walk
 
 _INT32 = Struct(">i")
 _HTTP = int.from_bytes(b"HTTP")
+_TEXT = re.compile(rb"[ -~]{4}")  # servers of other protocols greet, or complain, in ASCII
 _TLS_ALERT = 0x1503  # in place of a size: a Java broker's answer to bytes that are not TLS
 
 
@@ -109,7 +112,9 @@ async def _answer(
         text = f"{address} speaks TLS: it answers a request in plaintext with an alert; give [cluster.upstream_tls]"
         raise UpstreamError(text, "tls")
     if not 4 <= size <= most:
-        how = "it answers in HTTP" if size == _HTTP else f"an answer of {size} bytes"
+        start = _INT32.pack(size)
+        says = f", or a text that begins with {start.decode()!r}" if _TEXT.fullmatch(start) else ""
+        how = "it answers in HTTP" if size == _HTTP else f"an answer of {size} bytes{says}"
         raise UpstreamError(f"{address} does not speak the Kafka protocol here: {how}")
     if await receive_exactly(sock, 4) != _INT32.pack(api_key):
         raise UpstreamError(f"{address} answers what was not asked")
@@ -122,9 +127,11 @@ def _named(address: Address, api_key: int) -> Iterator[None]:
     try:
         yield
     except ssl.SSLError as fault:  # a broker with TLS 1.3 rejects our certificate only after the handshake
-        reason = (fault.reason or str(fault)).lower().replace("_", " ")
-        text = f"{address} ended TLS on {schema().apis[api_key].name} ({reason}): does it want a certificate of kproxy?"
+        reason = fault.reason or str(fault)
+        plain = reason.lower().replace("_", " ")
+        text = f"{address} ended TLS on {schema().apis[api_key].name} ({plain}): {of_alert(reason.upper())}"
         raise UpstreamError(text, "tls") from fault
     except (OSError, EOFError) as fault:
-        text = f"{address} closed the connection on {schema().apis[api_key].name} ({fault})"
+        how = getattr(fault, "strerror", None) or fault
+        text = f"{address} closed the connection on {schema().apis[api_key].name} ({how})"
         raise ClosedByBroker(text) from fault

@@ -21,6 +21,7 @@ CAUSE = "tls"
 _NAME_MISMATCHES = frozenset((62, 64))  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _GIVE_NAME = "give a name that its certificate holds as server_name in [cluster.upstream_tls]"
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_TIMES = frozenset((9, 10))  # not valid yet, expired
 _UNKNOWN_ISSUERS = frozenset((2, 18, 19, 20, 21))  # missing issuer's certificate, self-signed certificates
 
 
@@ -70,7 +71,8 @@ class BrokerHandshakes:
             if fault.verify_code in _UNKNOWN_ISSUERS:
                 whose = "`ca`" if self._settings.ca is not None else "the system's CAs (no `ca` is given)"
                 return "certificate", f"its certificate is not signed by {whose}: {fault.verify_message}"
-            return "certificate", f"its certificate is not accepted: {fault.verify_message}"
+            fix = ": renew it, or set the clock of this host" if fault.verify_code in _TIMES else ""
+            return "certificate", f"its certificate is not accepted: {fault.verify_message}{fix}"
         if isinstance(fault, ValueError) and not isinstance(fault, OSError):
             return "name", f"{name!r} is no server name ({fault}): {_GIVE_NAME}"
         if _is_refusal(fault, reason) and not _is_server_name(name):
@@ -83,13 +85,25 @@ class BrokerHandshakes:
         if "VERSION" in reason or "PROTOCOL" in reason or "HANDSHAKE_FAILURE" in reason or "CIPHER" in reason:
             return "version", f"no version or cipher of TLS in common ({plain}), or it requires a certificate of kproxy"
         if "ALERT" in reason:
-            return "rejected", f"the broker rejected the TLS handshake ({plain}): does it want a certificate of kproxy?"
-        if isinstance(fault, EOFError):
+            return "rejected", f"the broker rejected the TLS handshake ({plain}): {of_alert(reason)}"
+        if isinstance(fault, EOFError | ConnectionError):
             return "closed", (
                 "the broker closed the connection in the TLS handshake: a plaintext port does so, and one that wants "
                 "another certificate"
             )
         return "other", f"the TLS handshake failed: {plain or fault}"
+
+
+def of_alert(reason: str) -> str:
+    """Return what a broker's TLS alert says of kproxy's certificate, and the fix. reason: OpenSSL's, in upper case."""
+    if "EXPIRED" in reason:
+        return "kproxy's own certificate (`certificate` in [cluster.upstream_tls]) has expired: give it a new one"
+    if "UNKNOWN_CA" in reason or "BAD_CERTIFICATE" in reason or "CERTIFICATE_UNKNOWN" in reason:
+        return (
+            "it does not accept kproxy's certificate: put the CA of `certificate` in [cluster.upstream_tls] into the "
+            "broker's truststore"
+        )
+    return "does it want a certificate of kproxy? Give `certificate` and `key` in [cluster.upstream_tls]"
 
 
 def _is_refusal(fault: Exception, reason: str) -> bool:

@@ -342,6 +342,59 @@ def test_ready_reports_the_fault_of_a_brokers_tls(settings, reason, result, auth
     live(test())
 
 
+@pytest.mark.parametrize(
+    ("newest", "gives", "reason"),
+    [
+        (ssl.TLSVersion.TLSv1_2, "foreign", "it does not accept kproxy's certificate: put the CA"),
+        (ssl.TLSVersion.TLSv1_3, "foreign", "it does not accept kproxy's certificate: put the CA"),
+        (ssl.TLSVersion.TLSv1_3, "expired", "has expired: give it a new one"),
+        (ssl.TLSVersion.TLSv1_3, "", "does it want a certificate of kproxy? Give `certificate` and `key`"),
+    ],
+)
+def test_what_a_broker_says_of_kproxys_certificate_is_said(newest, gives, reason, authority, tmp_path):
+    """With TLS 1.3 it says so after the handshake."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server = authority.server(file="wants-certificates")
+    context.load_cert_chain(server.certificate, server.key)
+    context.load_verify_locations(authority.bundle)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.maximum_version = newest
+    settings = {"ca": authority.bundle}
+    if gives:
+        own = Authority(tmp_path, "foreign").client() if gives == "foreign" else authority.expired()
+        settings |= {"certificate": own.certificate, "key": own.key}
+
+    async def serve(broker):
+        while True:
+            sock, _ = await asyncio.get_running_loop().sock_accept(broker.sock)
+            with suppress(OSError):
+                await TlsWire(sock).begin(context, server_side=True)
+
+    async def test():
+        broker = Broker()
+        serving = asyncio.create_task(serve(broker))
+        async with kproxy(broker, wait=False, cluster={"upstream_tls": UpstreamTls(**settings)}) as here:
+            await here.until(lambda: reason in "".join(here.server.not_ready()))
+        serving.cancel()
+
+    live(test())
+
+
+def test_a_broker_that_resets_the_handshake_may_be_one_without_tls(authority):
+    """Java closes a connection whose first bytes are no size; the rest of the ClientHello makes that a reset."""
+
+    async def test():
+        tls = UpstreamTls(ca=authority.bundle)
+        async with kproxy(wait=False, cluster={"upstream_tls": tls}) as here:
+            wire = await here.broker.accept()
+            await wire.read(4)
+            wire.reset()
+            await here.until(lambda: "a plaintext port does so" in "".join(here.server.not_ready()))
+            assert results(here, "broker").keys() == {"closed"}
+
+    live(test())
+
+
 def test_all_brokers_on_one_port_by_server_name(authority, caplog):
     wildcard = authority.wildcard()
     bootstrap = authority.server("bootstrap.kafka.example", "localhost", file="bootstrap")

@@ -351,7 +351,9 @@ def test_an_old_broker_without_api_versions_is_asked_all_the_same():
     ("answer", "reason"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak the Kafka protocol here: it answers in HTTP"),
-        (b"SSH-2.0-OpenSSH_9.6\r\n", "does not speak the Kafka protocol here: an answer of 1397966893 bytes"),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "an answer of 1397966893 bytes, or a text that begins with 'SSH-'"),
+        (b"-ERR unknown command\r\n", "a text that begins with '-ERR'"),
+        (b"J\0\0\0\n8.0.36\0", "does not speak the Kafka protocol here: an answer of 1241513984 bytes"),
         (response(API_VERSIONS, 0, 1), "answers what was not asked"),
         (response(API_VERSIONS, 0, API_VERSIONS, {"errorCode": 58}), "SASL_AUTHENTICATION_FAILED"),
         (response(API_VERSIONS, 0, API_VERSIONS), "it is a controller"),

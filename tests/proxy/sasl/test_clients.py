@@ -186,6 +186,29 @@ def test_a_message_of_scram_that_is_too_long_is_not_read(users: UsersFile, name:
     assert not ScramCheck(name, users).is_slow(first)
 
 
+def test_a_message_that_is_not_read_is_not_called_a_wrong_password(users: UsersFile) -> None:
+    """The client gets the answer of brokers to either; the log has the reason."""
+    for first, reason in (
+        (b"p=tls-unique,,n=alice,r=abc", "channel binding"),
+        (b"\0alice\0pass of alice", "its first message is none of SCRAM"),
+        (b"n,,n=alice", "its first message is none of SCRAM"),
+        (b"n,,n=alice,r=abc,other=1", "or has an extension"),
+        (b"\xff\xfe", "its first message is none of SCRAM"),
+    ):
+        with pytest.raises(LoginRefusedError, match="invalid credentials with SASL mechanism") as caught:
+            ScramCheck("SCRAM-SHA-256", users).receive(first)
+        assert reason in caught.value.reason and "pass of" not in caught.value.reason
+    for password, cut, reason in (
+        ("wrong", str, "wrong password, or no such user: 'alice'"),
+        ("pass of alice", lambda final: final.split(",p=")[0], "its second message is none of SCRAM"),
+    ):
+        check, client = ScramCheck("SCRAM-SHA-256", users), ScramClient(["SCRAM-SHA-256"], "alice", password)
+        client.set_server_first(check.receive(client.get_client_first().encode())[0].decode())
+        with pytest.raises(LoginRefusedError) as caught:
+            check.receive(cut(client.get_client_final()).encode())
+        assert reason in caught.value.reason
+
+
 @pytest.mark.parametrize("is_forged", [False, True])
 def test_a_nonce_that_repeats_the_clients_part_is_accepted_and_no_other(users: UsersFile, is_forged: bool) -> None:
     """librdkafka before 2.6.1 repeats it."""
