@@ -30,8 +30,8 @@ class Discovery:
     """Asks one cluster for its brokers for as long as kproxy runs.
 
     ask(address): returns node id -> address of all brokers, None if the broker requires a login; raises UpstreamError.
-    learn(address, brokers): applies an answer; returns why clients still cannot be served, or "". ports(): the open
-    ports by broker, for the log.
+    learn(address, brokers): applies an answer; returns why clients still cannot be served, or "". ports(): whether
+    clients reach every broker, and the open ports by broker, for the log.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Discovery:
         ask: Callable[[Address], Awaitable[Brokers | None]],
         learn: Callable[[Address, Brokers | None], Awaitable[str]],
         interval_s: float,
-        ports: Callable[[], str],
+        ports: Callable[[], tuple[bool, str]],
     ) -> None:
         self.not_ready = "the cluster has not been asked yet"
         self._cluster = cluster
@@ -98,6 +98,8 @@ class Discovery:
     def _report(self, reason: str) -> None:
         before, self.not_ready = self.not_ready, reason
         if before and not reason:
-            log.info("ready cluster=%s brokers=%s", self._cluster, self._ports())
+            is_reached, ports = self._ports()
+            state = "ready" if is_reached else "not ready, although its brokers are known:"
+            log.info("%s cluster=%s brokers=%s", state, self._cluster, ports)
         elif reason and not before:
             log.warning("no longer ready cluster=%s: %s", self._cluster, reason)

@@ -585,5 +585,5 @@ class ClusterProxy:
         self._cells.expect(broker, listener_label(node_id, self.cluster.route))
         self._metrics.broker_known(broker)
 
-    def _open_ports(self) -> str:
-        return str(self._ports)
+    def _open_ports(self) -> tuple[bool, str]:
+        return self._ports is not None and not self._ports.lacking(), str(self._ports)

@@ -159,6 +159,20 @@ def test_a_port_that_cannot_be_bound_is_advertised_anyway(monkeypatch, caplog):
     assert "no port stands for brokers 70000,70001: declare them in [[cluster.brokers]], and clients" in caplog.text
 
 
+def test_the_log_does_not_call_a_cluster_ready_that_has_a_broker_without_a_port(caplog):
+    caplog.set_level("INFO")
+
+    async def test():
+        async with kproxy(wait=False) as here:
+            await here.broker.answer_kproxy([node(1, here.broker.port), node(70000, here.broker.port)])
+            await here.until(lambda: "without a port: 70000" in caplog.text)
+            assert "not ready, although its brokers are known: cluster=default brokers=1:" in caplog.text
+            assert [reason for reason in here.server.not_ready() if "brokers 70000" in reason]
+
+    live(test())
+    assert not [line for line in caplog.messages if line.startswith("ready ")]
+
+
 def test_a_port_that_another_cluster_has_is_not_said_to_be_another_programs(caplog):
     async def test():
         async with kproxy() as here:
