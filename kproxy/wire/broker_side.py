@@ -1,8 +1,8 @@
 """The broker's side of a session: cuts responses, pairs them with requests, reads or changes them as the interest asks.
 
-A response of up to SMALL_BODY bytes is read in one go; if it arrives in parts it is copied first, and held back if its
-addresses must be changed. A larger one is walked as it streams past. A large Metadata response is held only up to the
-end of its brokers, the head (MAX_HEAD). Refuses to know the transform.
+A response of up to SMALL_BODY bytes is read in one call; if it arrives in parts it is copied first, and held back if
+its addresses must be changed. A walker reads a larger response as it streams. A large Metadata response is held only up
+to the end of its brokers, the head (MAX_HEAD). Refuses to know the transform.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ from kproxy.wire.pairing import overtaken_by
 from kproxy.wire.reading import Piece, Reading
 from kproxy.wire.state import MAX_NAMED, SMALL_BODY, UNSEEN
 
-MAX_HEAD = 256 * 1024  # of a response held up to its head: four thousand brokers, rewritten in one call
+MAX_HEAD = 256 * 1024  # largest head that is held: four thousand brokers, rewritten in one call
 
 
 class BrokerSide(Editing):
@@ -91,7 +91,7 @@ class BrokerSide(Editing):
             self._mark(BROKER, pos)
             replacement = self._read_answer(exchange, view[pos:end], now)
             if self._handlers[BROKER] is not type(self)._answers:
-                if self.slow[BROKER] is not None:  # which has a copy of the response
+                if self.slow[BROKER] is not None:  # the slow work has a copy of the response
                     reading.replace(end, b"")
                     reading.pos = end
                 return
@@ -99,7 +99,7 @@ class BrokerSide(Editing):
                 keep_answer(plan.kept, exchange, view[pos:end])
             if replacement is not None:
                 reading.replace(end, replacement)
-                reading.work -= 8 + (length >> 6)  # about the work of so many frames
+                reading.work -= 8 + (length >> 6)  # its work equals that of about so many frames
         if length > 4096:
             reading.work -= length >> 8
         reading.pos = end
@@ -110,7 +110,7 @@ class BrokerSide(Editing):
             self._after_answer(exchange, reading.pieces, now)
 
     def _is_read_quickly(self, exchange: Exchange, view: Any, begin: int, end: int) -> bool:
-        """Read the error codes of a response that is complete in a view. False: `_read_answer` has to read it."""
+        """Read the error codes of a response that is complete in a view. False: `_read_answer` must read it."""
         plan = exchange.plan
         if plan.quick_scan is None:
             return plan.scan is None and not plan.transforms_always
@@ -154,7 +154,7 @@ class BrokerSide(Editing):
         exchange.decoded = OPAQUE
         return exchange
 
-    # --- answers in parts --------------------------------------------------------------------------------------------
+    # --- responses in parts ------------------------------------------------------------------------------------------
 
     def _begin_answer(self, exchange: Exchange, length: int, now: int) -> None:
         """Begin a response that is incomplete or walked: choose between walk, copy and hold."""
@@ -168,7 +168,7 @@ class BrokerSide(Editing):
             self._transform is not None and plan.carries_addresses and not (streams and length > SMALL_BODY)
         )
         if plan.scan is None and plan.transforms_always and length <= SMALL_BODY:
-            self._held = True  # unknown API or version; a larger one passes unread
+            self._held = True  # unknown API or version; kproxy forwards a larger response unread
         if self._held:
             self._broker_kept = bytearray()
             if plan.splits and length > SMALL_BODY:
@@ -200,7 +200,7 @@ class BrokerSide(Editing):
                 self._broker_kept = bytearray()
 
     def _continue_answer(self, reading: Reading) -> None:
-        """Read and send the next bytes of the response in transit, up to the end of either, or where a walk stopped."""
+        """Read and send the next bytes of the response in transit, up to its end, the view's, or the walk's stop."""
         view, pos, now = reading.view, reading.pos, reading.now
         stop = min(pos + self._broker_left, reading.size)
         exchange = self._broker_exchange
@@ -218,7 +218,7 @@ class BrokerSide(Editing):
             return
         self._broker_exchange = None
         self.completed[1] += 1
-        if exchange is not None:  # else a capture lost a part of it
+        if exchange is not None:  # otherwise a capture lost a part of it
             self._whole_answer(exchange, reading)
 
     def _whole_answer(self, exchange: Exchange, reading: Reading) -> None:
@@ -257,7 +257,7 @@ class BrokerSide(Editing):
                 )
                 self._fatal(BROKER, "held_too_many", text, plan, now)
                 return False
-            self._drop_answer()  # the rest passes unread
+            self._drop_answer()  # kproxy forwards the rest unread
             return True
         kept += part
         return True
@@ -285,7 +285,7 @@ class BrokerSide(Editing):
     def _read_unedited(self, exchange: Exchange, frame: Any, now: int) -> bytes | None:
         plan = exchange.plan
         if plan.scan is None:
-            if self._asked is not None and self._asked[0] is exchange:
+            if self._own_request is not None and self._own_request[0] is exchange:
                 return self._take_own(exchange, bytes(frame))
             try:
                 return None if self._transform is None else self._transform(exchange, frame)
@@ -356,7 +356,7 @@ class BrokerSide(Editing):
     def _send_head(self, exchange: Exchange, last: Any, pieces: list[Piece], now: int) -> bool:
         """Complete the head with `last`, pass it to the transform as a response with an empty rest, send the result.
 
-        The rest then passes unchanged; the frame's size covers both. False: a fatal fault.
+        kproxy then forwards the rest unchanged; the frame's size covers both. False: a fatal fault.
         """
         if not self._keep(last, now):
             return False

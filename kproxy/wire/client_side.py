@@ -27,25 +27,25 @@ from kproxy.wire.observing.keeping import begin_request, end_request, keep_reque
 from kproxy.wire.observing.kept import MAX_SMALL
 from kproxy.wire.reading import Piece, Reading
 from kproxy.wire.state import (
-    FEW_NOTED,
     FRAMES_PER_CALL,
-    LOOKED_LEAST,
-    LOOKED_SHIFT,
     MAX_CUT_ID,
     MAX_NAMED,
+    MAX_UNNOTED,
+    MIN_NOTED_BYTES,
+    MIN_READ_BYTES,
     NAMED_BYTES,
     NO_ROOM,
     NOTE_STEP,
-    NOTED_LEAST,
+    READ_BYTES_SHIFT,
     SMALL_BODY,
     WIDEST_CHARACTER,
-    looked_bytes,
+    body_memory_bytes,
+    bytes_read,
     named_count,
-    said_bytes,
 )
 
 MAX_PREFIX = 64 * 1024  # a transactional id has at most 32 KiB
-MAX_USUAL_PREFIX = 512  # a longer one is parsed each time
+MAX_USUAL_PREFIX = 512  # a longer prefix is parsed each time
 AUTHORIZED_WORK = 4  # work of a decision, in frames
 PAYLOAD_SHIFT = 12  # 1 << 12 bytes of a Produce to decide count as one more frame: its records are skipped
 
@@ -84,7 +84,7 @@ class ClientSide(Holding):
         return reading.pieces
 
     def _request(self, reading: Reading) -> bool:
-        """Read the request that begins in a view. False: it waits, because as many as may be are pending."""
+        """Read the request that begins in a view. False: it waits, because the limit of pending requests is reached."""
         view, pos, size = reading.view, reading.pos, reading.size
         unpack, usual_bytes, usual_key_version, usual_prefix, _, usual_values = self._usual
         prefix = None
@@ -110,7 +110,7 @@ class ClientSide(Holding):
         is_usual = prefix == usual_prefix and key_version == usual_key_version and length + 4 >= usual_bytes
         if not (is_usual and is_complete):
             self._mark(CLIENT, pos)
-        is_odd = plan.request or (self._doubts and not is_usual) or (not plan.known and not self._number)
+        is_odd = plan.request or (self._may_be_damaged and not is_usual) or (not plan.known and not self._number)
         if is_odd and not self._takes(exchange, key_version, reading):
             return True
         reading.work -= 1
@@ -127,21 +127,23 @@ class ClientSide(Holding):
                 exchange.transactional_id,
             ) = usual_values
         elif plan.prefix is not None and not self._client_swallow:
-            reading.work -= self._read_prefix(exchange, view, pos, pos + 4 + length, size, reading.now) >> LOOKED_SHIFT
+            reading.work -= (
+                self._read_prefix(exchange, view, pos, pos + 4 + length, size, reading.now) >> READ_BYTES_SHIFT
+            )
             if self._handlers[CLIENT] is not type(self)._requests:
                 return True
         is_walked = length > SMALL_BODY and plan.request_reader is not None and not self._client_swallow
         if is_walked or not is_complete:
             self._begin_request(exchange, length)
             self._continue_request(reading, begins=True)
-            if self._client_prefix is not None:  # bytes that were not walked come again
+            if self._client_prefix is not None:  # a later call passes the bytes that were not walked again
                 del self._client_prefix[max(reading.pos - pos - frames.REQUEST_HEAD_BYTES, 0) :]
         else:
             self._read_whole(exchange, reading, pos + 4 + length)
         return True
 
     def _takes(self, exchange: Exchange, key_version: int, reading: Reading) -> bool:
-        """Return whether a request is pending from now on, though maybe held or withheld from the broker.
+        """Return whether a request is pending from now on, even if it is held or withheld from the broker.
 
         If not, the side's state has changed: the bytes are no request, or the connection is closed.
         """
@@ -150,7 +152,7 @@ class ClientSide(Holding):
         if not self._number and sasl.is_bare_gssapi(key_version):
             self._start_raw("GSSAPI", reading.now)
             return False
-        if self._doubts and not self._believes(reading.view, pos, reading.size):
+        if self._may_be_damaged and not self._looks_like_request(reading.view, pos, reading.size):
             self._not_kafka(reading)
             return False
         if plan.request == REFUSE:
@@ -161,8 +163,10 @@ class ClientSide(Holding):
             self._swallow(exchange, unsupported_api_versions(exchange.correlation_id))
         elif plan.request == AUTHORIZE:
             reading.work -= AUTHORIZED_WORK
-            reading.work -= exchange.request_bytes - 4 >> (PAYLOAD_SHIFT if plan.api_key == PRODUCE else LOOKED_SHIFT)
-            if plan.api_key == SASL_AUTHENTICATE:  # after a login other rules may decide requests
+            reading.work -= exchange.request_bytes - 4 >> (
+                PAYLOAD_SHIFT if plan.api_key == PRODUCE else READ_BYTES_SHIFT
+            )
+            if plan.api_key == SASL_AUTHENTICATE:  # after a login, other rules may apply to requests
                 reading.work = 1
             instead = self._authorize(exchange, reading.view, pos, end, reading.now)
             if instead is not None:
@@ -177,7 +181,7 @@ class ClientSide(Holding):
         """Read a request that is complete in a view, up to `end`."""
         plan, view, pos = exchange.plan, reading.view, reading.pos
         exchange.request_end = reading.now
-        if plan.keeps_small and exchange.request_bytes <= MAX_SMALL:  # heartbeats are the most frequent
+        if plan.keeps_small and exchange.request_bytes <= MAX_SMALL:  # heartbeats are the most frequent of these
             exchange.request_frame = bytes(view[pos:end])
             exchange.response_frame = None
         elif plan.reads_request:
@@ -219,7 +223,7 @@ class ClientSide(Holding):
     def _continue_request(self, reading: Reading, *, begins: bool = False) -> None:
         """Read the next bytes of the request in transit, up to its end, the view's, or where a walk stopped.
 
-        begins: they are its first bytes, whose prefix has been read.
+        begins: these are its first bytes, and its prefix has been read.
         """
         view, pos, now = reading.view, reading.pos, reading.now
         stop = min(pos + self._client_left, reading.size)
@@ -294,20 +298,20 @@ class ClientSide(Holding):
             if not kept:
                 self._mark(CLIENT, pos)
             self._malformed_request(exchange, str(fault), now)
-            return 1 + (end - pos >> LOOKED_SHIFT)
+            return 1 + (end - pos >> READ_BYTES_SHIFT)
         exchange.request_body = found
         named = named_count(found)
         size = end - pos
-        looked = looked_bytes(exchange.plan, found, size) if size >= LOOKED_LEAST else 0
+        looked = bytes_read(exchange.plan, found, size) if size >= MIN_READ_BYTES else 0
         count = len(found.sums) + len(found.partitions)
-        if looked or count > FEW_NOTED or (size >= NOTED_LEAST and exchange.plan.api_key != PRODUCE):
+        if looked or count > MAX_UNNOTED or (size >= MIN_NOTED_BYTES and exchange.plan.api_key != PRODUCE):
             if not kept:
                 self._mark(CLIENT, pos)
             noted_bytes = count * NAMED_BYTES + WIDEST_CHARACTER * (looked or size)
             self._count_named(exchange, named, noted_bytes, now)
         elif self._noted:
-            self._forget(exchange)  # the memory of its copies while it was incomplete
-        return named + (looked >> LOOKED_SHIFT)
+            self._forget(exchange)  # release the memory reserved for its copies while it was incomplete
+        return named + (looked >> READ_BYTES_SHIFT)
 
     def _request_walked(self, exchange: Exchange, now: int) -> None:
         walker, self._client_walker = self._client_walker, None
@@ -317,7 +321,7 @@ class ClientSide(Holding):
             exchange.request_body = None
             self._malformed_request(exchange, str(walker.fault), now)
         else:
-            noted_bytes = said_bytes(exchange.plan, walker, exchange.request_bytes)
+            noted_bytes = body_memory_bytes(exchange.plan, walker, exchange.request_bytes)
             self._count_named(exchange, named_count(walker), noted_bytes, now)
         if walker.left_out:
             self._too_much_named(CLIENT, exchange, f"{walker.left_out} more than {MAX_NAMED}", now)
@@ -362,7 +366,7 @@ class ClientSide(Holding):
             exchange.acks != 0
             and values[5:] == (None, None, None)
             and stop - pos < MAX_USUAL_PREFIX
-            and plan.request != AUTHORIZE  # each of these is decided
+            and plan.request != AUTHORIZE  # the authorizer decides each of these
         ):
             unpack, usual_bytes = frames.request_head_and(stop - begin)
             key_version, _, prefix = unpack(view, pos)[1:]
@@ -401,7 +405,7 @@ class ClientSide(Holding):
                 self.events.append(ClientNamed(client_id, *software, exchange.request_start))
 
     def _extend_prefix(self, exchange: Exchange, more: Any, now: int) -> None:
-        """Read first fields that arrive in parts, from the start each time; long ones after each doubling."""
+        """Read first fields that arrive in parts, from the start each time; long ones only after each doubling."""
         prefix = self._client_prefix
         assert prefix is not None and exchange.plan.prefix is not None
         before = len(prefix)
@@ -439,9 +443,10 @@ class ClientSide(Holding):
     def _malformed_prefix(self, exchange: Exchange, why: str, now: int) -> None:
         """Report first fields that do not decode; fatal if pairing matters.
 
-        Pairing needs a Produce's acks, which decide whether a response comes. A response paired with the wrong request
-        could pass unread, so a rewriting session closes on a Produce, and an authorizing one on any API. Otherwise the
-        broker decides, and mostly closes the connection. The client id of an unknown API or version is not needed.
+        Pairing needs the acks of a Produce, which decide whether a response comes. A response paired with the wrong
+        request could be forwarded unread, so a rewriting session closes on a Produce, and an authorizing session on any
+        API. Otherwise the broker decides, and usually closes the connection. Pairing does not need the client id of an
+        unknown API or version.
         """
         if not exchange.plan.known:
             return
@@ -450,7 +455,7 @@ class ClientSide(Holding):
             return
         exchange.decoded = FAILED
         if exchange.plan.kept is not None:
-            exchange.request_frame = exchange.response_frame = None  # it is not kept: the connection ends before
+            exchange.request_frame = exchange.response_frame = None  # it is not kept: the connection ends first
         text = f"{exchange.plan.title} request does not decode ({why}); what follows could not be decided"
         self._fatal(CLIENT, "malformed_request", text, exchange.plan, now)
 
@@ -469,10 +474,10 @@ class ClientSide(Holding):
             )
         self._fatal(CLIENT, "unreadable_carrier", text, plan, now)
 
-    def _believes(self, view: Any, pos: int, size: int) -> bool:
+    def _looks_like_request(self, view: Any, pos: int, size: int) -> bool:
         """Return whether the bytes at `pos`, where a request should begin, look like a request."""
         return True
 
     def _is_full(self) -> bool:
-        """Handle the limit of pending requests. True: the rest waits in the backlog."""
+        """Handle the limit of pending requests; return whether the rest of the view waits in the backlog."""
         return True

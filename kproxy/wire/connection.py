@@ -21,8 +21,8 @@ class ConnectionInfo:
     client_port: int
     broker_address: str
     broker_port: int
-    broker_id: int | None  # None: not known, for example on a bootstrap listener
-    opened_ns: int  # live: the accept; captures: the first packet; nanoseconds since the Unix epoch
+    broker_id: int | None  # None: unknown, for example on a bootstrap listener
+    opened_ns: int  # time of the accept, or of the first packet in a capture; nanoseconds since the Unix epoch
     ends_tls: bool = False  # whether kproxy relays it and decrypts the client's bytes
     _id: int | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -30,8 +30,8 @@ class ConnectionInfo:
     def id(self) -> int:
         """Return the `connection` column: a 63-bit hash of both ends and `opened_ns`.
 
-        Shards and machines derive the same id independently, and a capture may be renamed. Tables before schema version
-        9 have a hash that includes the names of the cluster and the source.
+        Shards and machines derive the same id independently, also after a capture was renamed. Tables before schema
+        version 9 have a hash that includes the names of the cluster and the source.
         """
         if self._id is not None:
             return self._id

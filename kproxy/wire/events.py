@@ -21,23 +21,24 @@ ANSWERED_BY_PROXY = "answered_by_proxy"  # kproxy answered in the broker's place
 NO_ANSWER_EXPECTED = "no_answer_expected"  # a Produce with acks=0
 UNANSWERED = "unanswered"
 REQUEST_NOT_SEEN = "request_not_seen"
-LOST = "lost"  # its response is, entirely or in part, in a gap of the capture, or a later request was answered
+LOST = "lost"  # all or part of its response is in a gap of the capture, or a later request was answered
 
 # The part of a response that was read.
 FULL = "full"
 HEADER = "header"
-FAILED = "failed"  # it does not decode
+FAILED = "failed"  # the response does not decode
 OPAQUE = "opaque"  # the key or the version is unknown
 
 
 class Exchange:
-    """A request and its response; a pending request is completed to the event.
+    """A request and its response: the object of a pending request, and later the event.
 
-    It is emitted at the last byte of the response (`answered`, `answered_by_proxy`), at the last byte of a request
-    without a response (`no_answer_expected`), or for a response whose request was not seen (`request_not_seen`:
-    `number` is NONE, `plan` that of the unknown API). A request that is never answered is inside an `Unanswered`.
+    The session emits it at the last byte of the response (`answered`, `answered_by_proxy`), at the last byte of a
+    request without a response (`no_answer_expected`), or for a response whose request was not seen
+    (`request_not_seen`: `number` is NONE, `plan` is the plan of the unknown API). An `Unanswered` contains a request
+    that is never answered.
 
-    Only if `plan.kept` is set, `request_frame` and `response_frame` exist: the frames as their senders wrote them,
+    `request_frame` and `response_frame` exist only if `plan.kept` is set: the frames as their senders wrote them,
     including the 4-byte size (keeping.py). None: not kept, or not answered.
     """
 
@@ -82,7 +83,7 @@ class Exchange:
         request_bytes: int,
         request_start: int,
     ) -> None:
-        self.plan = plan  # api key, name, version and handling; shared by all exchanges of that kind
+        self.plan = plan  # api key, name, version and handling; all exchanges of that API and version share it
         self.correlation_id = correlation_id
         self.number = number  # order of the request on its connection, from 0; NONE if it was not seen
         self.in_flight = in_flight  # requests in flight on this connection when this one arrived
@@ -93,21 +94,21 @@ class Exchange:
         self.response_bytes = NONE
         self.response_start = NONE
         self.response_end = NONE
-        # The time from request_start to response_start is queue_ns + muted_ns + the rest of the sending time + the
-        # broker's time (muting.broker_ns); NONE: not answered.
+        # The time from request_start to response_start is the sum of queue_ns, muted_ns, the rest of the sending time
+        # and the broker's time (muting.broker_ns); NONE: not answered.
         self.queue_ns = NONE  # wait behind earlier requests of the connection
         self.muted_ns = NONE  # wait while earlier throttles muted the connection (KIP-219)
         self.throttle_ms = NONE  # as the broker reported it; NONE: the response has none, or was not read
         self.error_code: int | None = None  # top level, else the first that is not 0; None: no such field, or not read
         self.errors: tuple[int, ...] = ()  # every code other than 0 that was read, all levels, in wire order
-        self.acks: int | None = None  # of a Produce
-        self.max_wait_ms: int | None = None  # of a Fetch or ShareFetch
+        self.acks: int | None = None  # acks of a Produce
+        self.max_wait_ms: int | None = None  # maximum wait of a Fetch or ShareFetch
         self.group_id: str | None = None
         self.transactional_id: str | None = None
         self.request_body: Found | None = None  # its partitions and batches, if the interest wants them and they decode
         self.response_body: Found | None = None
         self.outcome = UNANSWERED
-        self.decoded = HEADER  # the part of the response (without one: of the request) that was read
+        self.decoded = HEADER  # the part that was read of the response, or of a request without a response
 
     @property
     def api_version(self) -> int:
@@ -153,7 +154,7 @@ class Gap:
 
     def __init__(self, side: int, offset: int, count: int, resync: bool, now_ns: int) -> None:
         self.side = side
-        self.offset = offset  # in the side's byte stream
+        self.offset = offset  # position in the side's byte stream
         self.count = count
         self.resync = resync  # False: not captured; True: captured, but skipped to find a frame again
         self.now_ns = now_ns
@@ -178,8 +179,8 @@ class Desync:
         self.side = side
         self.kind = kind  # bounded: the label of kproxy_protocol_faults_total
         self.text = text  # names the cause and the fix
-        self.offset = offset  # of the frame's first byte in the side's byte stream
-        self.api_key = api_key  # NONE: not known
+        self.offset = offset  # position of the frame's first byte in the side's byte stream
+        self.api_key = api_key  # NONE: unknown
         self.api_version = api_version
         self.fatal = fatal  # True: the owner must close both sides now; False: forwarding continues
         self.now_ns = now_ns
@@ -203,7 +204,7 @@ class Closed:
         self.first = first  # the side that ended first
         self.now_ns = now_ns
         self.cause = cause  # bounded: client_closed, broker_reset, drained, ...
-        self.received_bytes = received_bytes  # per side
+        self.received_bytes = received_bytes  # bytes received, per side
         self.software = software  # the client's name and version, from ApiVersions (KIP-511)
         self.sasl_mechanism = sasl_mechanism
         self.sasl_tokens = sasl_tokens  # number of raw tokens; they emit no exchanges

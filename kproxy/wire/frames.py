@@ -31,7 +31,7 @@ MAX_REQUEST = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by defaul
 
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"DELE", b"HTTP")
 _CLIENT_ID_AT = 14  # offset of the client id, after its length; ControlledShutdown v0 has none
-NAMELESS = 7 << 16  # ControlledShutdown v0, as key and version
+NAMELESS = 7 << 16  # key and version of ControlledShutdown v0, which has no client id
 _NULL = b"\xff\xff"
 
 
@@ -72,7 +72,7 @@ def patched_in_slices(frame: memoryview, edits: list[Edit]) -> Slices[bytes]:
 
 
 def sniff(head: bytes) -> tuple[str, str]:
-    """Return (kind, description and fix) of bytes in the place of a frame's size."""
+    """Return (kind of the bytes, description and fix) for bytes where a frame's size should be."""
     if head[:1] in (b"\x16", b"\x15", b"\x14", b"\x17") and head[1:2] == b"\x03":
         return "tls", (
             "TLS on a plaintext Kafka port: set security.protocol to PLAINTEXT or SASL_PLAINTEXT in the client, "
@@ -98,7 +98,7 @@ def sniff(head: bytes) -> tuple[str, str]:
 def plausible_request(view: Any, pos: int, end: int) -> bool:
     """Return whether a request could begin at `pos`, by its size, a known key and version, and a client id that fits.
 
-    A broker accepts a client id of any bytes, so its text decides nothing. False if fewer than 14 bytes are available.
+    Brokers accept any bytes as a client id, so its text is not checked. False if fewer than 14 bytes are available.
     ControlledShutdown v0, the only request without a client id, is not recognised.
     """
     return end - pos >= _CLIENT_ID_AT and is_known(view, pos) and client_id(view, pos, end) is not ...
@@ -112,7 +112,7 @@ def is_known(view: Any, pos: int) -> bool:
 
 
 def client_id(view: Any, pos: int, end: int) -> bytes | EllipsisType | None:
-    """Return the client id of the request at `pos`, cut at `end`; ... if it does not fit into the request."""
+    """Return the client id of the request at `pos`, cut at `end`; Ellipsis if it does not fit into the request."""
     size = int.from_bytes(view[pos : pos + 4], signed=True)
     length = int.from_bytes(view[pos + 12 : pos + _CLIENT_ID_AT], signed=True)
     if not 10 <= size <= MAX_REQUEST or not -1 <= length <= size - 10:

@@ -36,20 +36,20 @@ from kproxy.wire import bodies
 from kproxy.wire.observing.kept import Kept
 
 # Handling of a response.
-PASS = 0  # forwarded as it arrives, only its header is read
-SCAN = 1  # forwarded as it arrives, and read for its throttle time and errors; a large one as it streams past
-STREAM = 2  # like SCAN, even if its addresses are to be rewritten: in a large response they are hidden
+PASS = 0  # forwarded as it arrives; only its header is read
+SCAN = 1  # forwarded as it arrives, and read for its throttle time and errors; a large one as it streams
+STREAM = 2  # like SCAN, even if its addresses must be rewritten: a large response gets its addresses hidden
 HOLD = 3  # buffered until it is complete, then passed to the owner's transform
 
 # Handling of a request.
 FORWARD = 0
 ANSWER = 1  # not forwarded: kproxy answers (an ApiVersions newer than it can read)
-REFUSE = 2  # its answer would carry addresses that kproxy cannot read: close the connection
+REFUSE = 2  # its response would contain addresses that kproxy cannot read: close the connection
 AUTHORIZE = 3  # the session's authorizer decides (authorizer.py)
 
 
 Reader = Callable[[Any, int, int], bodies.Found]
-Scanned = tuple[int, int | None, tuple[int, ...], bool]  # throttle, error code, all error codes, carries addresses
+Scanned = tuple[int, int | None, tuple[int, ...], bool]  # throttle, error code, all error codes, has addresses
 Scan = Callable[[Any, int, int], Scanned]
 Prefix = Callable[[Any, int, int], tuple[tuple[Any, ...], int] | None]
 
@@ -66,23 +66,23 @@ PREFIX_FIELDS = (
 
 _NO_FIELDS = (None,) * len(PREFIX_FIELDS)
 
-# APIs with topic-partitions in requests and responses; and the subsets that are read for metrics alone.
+# APIs with topic-partitions in requests and responses; below, the APIs that are read only for metrics.
 _OF_PARTITIONS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, OFFSET_FETCH, TXN_OFFSET_COMMIT, SHARE_FETCH))
 _OF_TRANSACTIONS = frozenset((INIT_PRODUCER_ID, END_TXN))  # they end a transaction, by its transactional id
 _COUNTED_REQUESTS = frozenset((PRODUCE, FETCH, LIST_OFFSETS, OFFSET_COMMIT, TXN_OFFSET_COMMIT))
 _COUNTED_ANSWERS = _COUNTED_REQUESTS | {OFFSET_FETCH, SHARE_FETCH}
 _DELETIONS = frozenset((DELETE_TOPICS, DELETE_GROUPS, OFFSET_DELETE))  # their responses end offsets or logs
-HEARTBEATS = frozenset((HEARTBEAT, CONSUMER_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT))  # of groups with offsets
+HEARTBEATS = frozenset((HEARTBEAT, CONSUMER_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT))  # from groups with offsets
 # Requests whose group id or transactional id the metrics of offsets need.
-_NAMING = frozenset((OFFSET_FETCH, OFFSET_DELETE, TXN_OFFSET_COMMIT)) | _OF_TRANSACTIONS | HEARTBEATS
+_WITH_OFFSET_OWNER = frozenset((OFFSET_FETCH, OFFSET_DELETE, TXN_OFFSET_COMMIT)) | _OF_TRANSACTIONS | HEARTBEATS
 
 _UNKNOWN_PLANS = 64
 
 MAX_HELD_TOGETHER = 64 * 1024 * 1024
-MAX_NOTED_TOGETHER = 128 * 1024 * 1024  # for ids and topic-partitions kept from pending requests
-HELD_PATIENCE_NS = 1_000_000_000  # no request is evicted from the budget sooner
-MAX_HELD = 4 * 1024 * 1024  # of one response: tens of thousands of brokers, or coordinators
-MAX_HELD_LIST = 32 * 1024 * 1024  # of a response held because the authorizer edits it
+MAX_NOTED_TOGETHER = 128 * 1024 * 1024  # limit for ids and topic-partitions of all pending requests
+HELD_PATIENCE_NS = 1_000_000_000  # a request is held for at least so long before the budget evicts it
+MAX_HELD = 4 * 1024 * 1024  # largest held response: tens of thousands of brokers, or coordinators
+MAX_HELD_LIST = 32 * 1024 * 1024  # largest response that is held because the authorizer edits it
 
 
 class ApiPlan:
@@ -125,17 +125,18 @@ class ApiPlan:
         self.response = PASS
         self.prefix: Prefix | None = None
         self.scan: Scan | None = None
-        # Equal to `scan` if a complete response needs nothing else; a ProtocolError from it means that it does.
+        # Equal to `scan` if a complete response without errors needs no other step; a ProtocolError from it means that
+        # the response needs one.
         self.quick_scan: Scan | None = None
-        self.request_reader: Reader | None = None  # reads the topic-partitions of the body; None: the body is not read
+        self.request_reader: Reader | None = None  # reads the topic-partitions of the body; None: body not read
         self.response_reader: Reader | None = None
         self.response_detail = bodies.ERRORS  # level of detail for a large response
         self.max_held_bytes = MAX_HELD  # limit for a held response
         self.is_edited = False  # the authorizer may change its responses
         self.kept: Kept | None = None  # chooses and counts frames kept for insight; None: no frames are kept
-        self.keeps_small = False  # a small request is only kept, and not read
+        self.keeps_small = False  # a small request is kept and not read
         self.reads_request = False  # a complete request is read or kept
-        self.held: ApiPlan | None = None  # variant that holds whole responses; made at first use
+        self.held: ApiPlan | None = None  # variant that holds complete responses; made at first use
         self.read_on: ApiPlan | None = None  # for a held variant: the plan that reads its edited responses
         self.carries_addresses = False  # its responses can contain addresses of brokers
         self.splits = False  # only the head of a large response is held (`bodies.head_array`)
@@ -150,8 +151,8 @@ class HeldBudget:
     """The limit for the bytes of incomplete requests and responses that all sessions together buffer.
 
     A client that never completes a request would keep its share for ever. Therefore, at the limit, the budget evicts
-    the request held for longest, if it was held for at least HELD_PATIENCE_NS: the owner's `give_up(session)` makes the
-    session release its bytes before it returns.
+    the request held for longest, if it was held for at least HELD_PATIENCE_NS: `give_up(session)` of the owner makes
+    the session release its bytes before it returns.
 
     A second limit applies to the ids and topic-partitions kept from pending requests; None: no limit, as for captures,
     which are read from end to end.
@@ -165,7 +166,7 @@ class HeldBudget:
         self._noted_bytes = 0
         self.give_up: Callable[[Any], None] | None = None
         self._held_bytes = 0
-        self._requests: dict[object, int] = {}  # session -> time since which its request is held, the oldest first
+        self._requests: dict[object, int] = {}  # session -> time since which its request is held; oldest first
 
     def take(self, count: int, now_ns: int = 0, session: object = None) -> bool:
         """Reserve `count` bytes until `release`; return False, reserving nothing, if there is no room."""
@@ -194,11 +195,11 @@ class HeldBudget:
         return self._noted_bytes
 
     def begin(self, session: object, now_ns: int) -> None:
-        """Note that a session holds a request from now on."""
+        """Record that a session holds a request from now on."""
         self._requests[session] = now_ns
 
     def end(self, session: object) -> None:
-        """Note that a session holds no request any more."""
+        """Record that a session no longer holds a request."""
         self._requests.pop(session, None)
 
     def release(self, count: int) -> None:
@@ -219,10 +220,10 @@ class Interest:
     """The plans of one kind of owner.
 
     rewrite: hold responses with addresses, and ApiVersions, for the owner's transform; refuse requests whose response
-        cannot be rewritten (fail closed). Otherwise everything is forwarded, and a fault only ends the reading.
-    details: read the prefix of every request (client id, group, transactional id). Without it, only the prefix of
-        Produce (its acks decide whether a response comes), Fetch (max_wait_ms), SaslHandshake and ApiVersions (client
-        software); with any `detail` also of requests whose group or transaction is not in the response.
+        cannot be rewritten (fail closed). Otherwise the session forwards everything, and a fault only ends the reading.
+    details: read the prefix of every request (client id, group, transactional id). Without it the session reads only
+        the prefix of Produce (its acks decide whether a response comes), Fetch (max_wait_ms), SaslHandshake and
+        ApiVersions (client software). Any `detail` adds requests whose group or transaction is not in the response.
     detail: level of detail of bodies with topic-partitions (bodies.TOPICS, bodies.BATCHES). The exchange's request_body
         and response_body have the values, and names of topic ids. With `details` they have brokers' ids at any level;
         without it the level is at most bodies.SUMS, for records and positions of consumers only. bodies.ERRORS: bodies
@@ -260,7 +261,7 @@ class Interest:
         self._authorizes = authorizes
         self._names = names
         self._kept = kept
-        # The key is four bytes of a request's header: api key and version as one unsigned integer.
+        # The key of the dictionary is four bytes of a request's header: api key and version as one unsigned integer.
         self.plans: dict[int, ApiPlan] = {}
         self._unknown = 0
 
@@ -282,7 +283,7 @@ class Interest:
         return plan
 
     def held_plan(self, plan: ApiPlan) -> ApiPlan:
-        """Return the variant of a plan whose response is held whole and passed to the authorizer first."""
+        """Return the variant of a plan whose responses are held until complete and passed to the authorizer first."""
         if plan.held is None:
             held = ApiPlan(plan.api_key, plan.api_version, plan.api, plan.known)
             for name in ApiPlan.__slots__:
@@ -311,7 +312,7 @@ class Interest:
         plan.throttled_after_answer = version in api.throttled_after_answer
         if (
             self.details
-            or (self.detail and api.key in _NAMING)
+            or (self.detail and api.key in _WITH_OFFSET_OWNER)
             or api.key in (PRODUCE, FETCH, SASL_HANDSHAKE, API_VERSIONS)
         ):
             plan.prefix = codec.request_prefix(api.key, version, PREFIX_FIELDS)
@@ -325,7 +326,7 @@ class Interest:
         reads_answer = api.key in (_OF_PARTITIONS if self.details else _COUNTED_ANSWERS)
         reads_answer |= api.key in _DELETIONS or bodies.names_topics(api.key, version)
         if self.brokers and bodies.names_brokers(api.key, version):
-            detail = max(self.detail, bodies.TOPICS) if self.detail else bodies.ERRORS  # sums leave brokers out
+            detail = max(self.detail, bodies.TOPICS) if self.detail else bodies.ERRORS  # sums have no brokers
             plan.response_reader = bodies.body_reader(api.key, version, "response", detail)
         elif (self.detail and reads_answer) or (self.details and bodies.names_brokers(api.key, version)):
             plan.response_reader = self._reader(api.key, version, "response")
@@ -386,7 +387,7 @@ def _client_id_prefix(buffer: Any, start: int, end: int) -> tuple[tuple[Any, ...
 
 
 def _scan_of_success(scan: Scan, buffer: Any, start: int, end: int) -> Scanned:
-    """Read a response without an error. Raises Malformed for one with an error, of which the frame is kept."""
+    """Read a response without an error. Raises Malformed for a response with an error, whose frame is kept."""
     found = scan(buffer, start, end)
     if found[2]:
         raise Malformed("the response has an error")

@@ -1,7 +1,7 @@
 """The state of a session that the compiled core takes over, and gives back (`proxy/relay/compiled.py`).
 
-Duty: decide whether a session can be lent: it is between two frames on both sides, nothing of it is held, kept or
-waits, and each pending request is one of a lent plan. Refuses to know the core.
+Duty: decide whether a session can be lent: it is between two frames on both sides, holds and keeps no bytes, has no
+waiting bytes, and each pending request has a lent plan. Refuses to know the core.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ from kproxy.wire.events import BROKER, CLIENT, NONE, UNANSWERED, Exchange
 from kproxy.wire.frames import REQUEST_HEAD_BYTES
 from kproxy.wire.interest import AUTHORIZE, FORWARD, HEARTBEATS, ApiPlan
 from kproxy.wire.session import Session
-from kproxy.wire.state import FEW_NAMED, FEW_NOTED, MAX_CUT_ID, NAMED_BYTES
+from kproxy.wire.state import MAX_CUT_ID, MAX_UNCOUNTED, MAX_UNNOTED, NAMED_BYTES
 
 _READ = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))  # each changes the session's own state
 Values = tuple[Any, ...]  # client id, acks, max_wait_ms, group id, transactional id
@@ -27,12 +27,12 @@ Produced = tuple[bytes, int, int, int, int, int]  # topic, partition, bytes, bat
 
 
 class Lent(NamedTuple):
-    """The state that passes; times in nanoseconds of the session's clock."""
+    """The state that the core takes over; times in nanoseconds of the session's clock."""
 
     pending: list[tuple[Exchange, list[Produced] | None]]
-    number: int  # of the next request
-    received: tuple[int, int]  # bytes, by side
-    completed: tuple[int, int]  # frames, by side
+    number: int  # number of the next request
+    received: tuple[int, int]  # bytes received, by side
+    completed: tuple[int, int]  # complete frames, by side
     free_at: int  # when the last response ended
 
 
@@ -43,7 +43,7 @@ def is_lent(session: Session, plan: ApiPlan) -> bool:
         and plan.request in (FORWARD, AUTHORIZE)
         and plan.kept is None
         and plan.api_key not in _READ
-        and not (session.interest.detail and plan.api_key in HEARTBEATS)  # they name the groups that have a lag
+        and not (session.interest.detail and plan.api_key in HEARTBEATS)  # heartbeats name the groups that have a lag
         and (
             (plan.quick_scan is not None and plan.request_reader is None and plan.response_reader is None)
             or counts_records(session, plan)
@@ -52,7 +52,7 @@ def is_lent(session: Session, plan: ApiPlan) -> bool:
 
 
 def counts_records(session: Session, plan: ApiPlan) -> bool:
-    """Return whether requests of this plan are read for nothing but the sums of each topic-partition's records."""
+    """Return whether requests of this plan are read only for the sums of each topic-partition's records."""
     return plan.api_key == PRODUCE and plan.request_reader is not None and session.interest.detail == SUMS
 
 
@@ -82,7 +82,7 @@ def lend(session: Session) -> Lent | None:
         or session._own_answers
         or (session._authorizer is not None and not session._authorizer.is_quiet)
         or session._handshake is not None
-        or session._asked is not None
+        or session._own_request is not None
         or session._mutes
         or session._named
         or session.events
@@ -116,9 +116,9 @@ def give_back(
 ) -> None:
     """Restore a lent session.
 
-    pending: plan, first fields, correlation id, number, bytes, first and last byte, and counts of a Produce, of each
-    request. missing: bytes of the last request that have not arrived. last: the first fields of the last request whose
-    first fields are read.
+    pending: for each request its plan, first fields, correlation id, number, bytes, times of its first and last byte,
+    and counts of a Produce. missing: bytes of the last request that have not arrived. last: the first fields of the
+    last request whose first fields are read.
     """
     exchanges: list[Exchange] = []
     for plan, values, correlation_id, each, size, start, end, produced in pending:
@@ -145,14 +145,14 @@ def give_back(
         session.client_id = cut_id(last[0])
     for exchange in exchanges:
         body = exchange.request_body
-        if body is not None and len(body.sums) > FEW_NOTED:
+        if body is not None and len(body.sums) > MAX_UNNOTED:
             session._count_named(exchange, 0, len(body.sums) * NAMED_BYTES, exchange.request_start)
 
 
 def _produced(session: Session, exchange: Exchange) -> list[Produced] | None:
-    """Return the counts of a Produce request by topic-partition; None: it is not counted, or not known."""
+    """Return the counts of a Produce request by topic-partition; None: not counted, or unknown."""
     body = exchange.request_body
-    if body is None or not counts_records(session, exchange.plan) or len(body.sums) > FEW_NAMED:
+    if body is None or not counts_records(session, exchange.plan) or len(body.sums) > MAX_UNCOUNTED:
         return None
     produced: list[Produced] = []
     for topic, topic_id, size, batches, records, codecs, partition in body.sums:
@@ -176,17 +176,17 @@ def _body(plan: ApiPlan, produced: list[tuple[Any, ...]]) -> Found:
 
 
 def cut_id(client_id: str | None) -> str | None:
-    """Return a client id as a session keeps it."""
+    """Return a client id, cut as a session cuts it."""
     return client_id and client_id[:MAX_CUT_ID]
 
 
 class First(NamedTuple):
-    """The first fields of a request: all requests that begin with the same bytes have the same."""
+    """The first fields of a request; requests that begin with the same bytes have the same first fields."""
 
-    size: int  # bytes of these fields, behind the correlation id
+    size: int  # bytes of these fields, after the correlation id
     values: Values
     is_read: bool  # the session reads these values
-    deciding: frozenset[str]  # paths of further fields, by which the authorizer decides; empty: all are forwarded
+    deciding: frozenset[str]  # paths of further fields that the authorizer needs; empty: all requests are forwarded
 
 
 def first_fields(session: Session, plan: ApiPlan, part: bytes, size: int) -> First | None:
@@ -205,7 +205,7 @@ def first_fields(session: Session, plan: ApiPlan, part: bytes, size: int) -> Fir
         if found is None:
             return None
         values, stop = found
-        if values[1] == 0 or values[5:] != (None, None, None):  # no answer follows; a login; the client's software
+        if values[1] == 0 or values[5:] != (None, None, None):  # acks=0; a login; the client's software
             return None
         first = First(stop - REQUEST_HEAD_BYTES, values[:5], True, frozenset())
     if plan.request == FORWARD or session._authorizer is None:
@@ -222,18 +222,18 @@ def first_fields(session: Session, plan: ApiPlan, part: bytes, size: int) -> Fir
 
 
 def passes(session: Session, plan: ApiPlan, frame: bytes) -> bool:
-    """Return whether all requests are forwarded that equal this one in their first and their deciding fields."""
+    """Return whether the authorizer forwards all requests with the first and the deciding fields of this one."""
     assert session._authorizer is not None
     return session._authorizer.passes(_exchange_of(plan, len(frame)), frame)
 
 
 def _exchange_of(plan: ApiPlan, size: int) -> Exchange:
-    """Return an exchange for questions about a request: it has no number and no place among those of the session."""
+    """Return an exchange with which to ask the authorizer about a request: it has no number and is not pending."""
     return Exchange(plan, 0, NONE, 0, size, 0)
 
 
 def _end_of_client_id(plan: ApiPlan, part: bytes, end: int) -> int | None:
-    """Return where the client id ends in a request; None: beyond `part`, or the request has none."""
+    """Return where the client id ends in a request; None: it ends after `part`, or the request has no client id."""
     at = REQUEST_HEAD_BYTES + 2
     if end < at or api_message(plan.api_key, plan.api_version, "request").header_version(plan.api_version) == 0:
         return None

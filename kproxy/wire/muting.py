@@ -1,4 +1,4 @@
-"""Intervals in which a broker muted a connection, and the part of an exchange's wait that they explain (KIP-219).
+"""Intervals during which a broker muted a connection, and their part in the wait of an exchange (KIP-219).
 
 Since some version of each API, a broker sends a throttled response at once and then reads nothing from the connection
 for `throttle_time_ms`. A pipelined request waits through every such interval between its first byte and its response,
@@ -8,13 +8,13 @@ receive buffer leaves the client only when the broker reads again.
 Queue and mutes cover one span from the request's first byte on, since every mute begins at the end of an earlier
 response. `broker_ns` returns the rest, which is the broker's time.
 
-Memory: the intervals that end after the last answered request began. Each belongs to a response that came while that
-request waited, so there are at most as many as pending requests. Refuses to know which versions mute.
+Memory: the intervals that end after the last answered request began. Each belongs to a response that arrived while that
+request waited, so there are at most as many intervals as pending requests. Refuses to know which versions mute.
 """
 
 
 class Mutes(list[list[int]]):
-    """The disjoint intervals in which one connection was muted.
+    """The disjoint intervals during which one connection was muted.
 
     Each is [start_ns, end_ns, muted time before the start]. A session makes this object at its first throttle; before
     that it costs one truth test.
@@ -37,8 +37,8 @@ class Mutes(list[list[int]]):
     def split(self, request_start_ns: int, free_ns: int, response_start_ns: int) -> tuple[int, int]:
         """Return (queue_ns, muted_ns) of the time between a request's first byte and its response.
 
-        free_ns: when the previous response ended. The queue is the time up to then without its muted part. Call it in
-        the order of the requests' starts: intervals that ended before this request are dropped.
+        free_ns: end of the previous response. The queue is the time up to free_ns without its muted part. Call it in
+        the order of the requests' starts: it drops intervals that ended before this request.
         """
         if self and self[0][1] <= request_start_ns:
             del self[: next((at for at, each in enumerate(self) if each[1] > request_start_ns), len(self))]

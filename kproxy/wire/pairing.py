@@ -1,8 +1,8 @@
 """Pending requests of a connection, in order of arrival.
 
 A broker serves one request of a connection at a time and answers in order, so the next response belongs to the head of
-the queue; its correlation id is checked anyway. Ids belong to one connection and may be negative, wrap, or repeat while
-pending. Requests without a response (Produce with acks=0) are not in the queue.
+the queue; the session also checks its correlation id. Ids belong to one connection and may be negative, wrap, or repeat
+while pending. Requests without a response (Produce with acks=0) are not in the queue.
 
 The queue is a plain list. A deque takes 760 bytes of each idle connection and is slower up to some hundred requests;
 removing the head of LIMIT requests moves 32 KiB, some 0.2 us.

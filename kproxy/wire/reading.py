@@ -1,4 +1,4 @@
-"""The bytes of one call: how far they are read, and what is sent of them or in their place.
+"""The bytes of one call: the position up to which they are read, and the pieces to send for them.
 
 Refuses to know frames.
 """
@@ -11,7 +11,7 @@ Piece = tuple[int, Any]  # (the side to send to, a buffer that is valid until th
 class Reading:
     """A view of the bytes of a side, while a handler reads it.
 
-    Bytes before `pos` are read. Those before `sent` are in `pieces`, left out, or replaced by other pieces.
+    Bytes before `pos` are read. Bytes before `sent` are in `pieces`, left out, or replaced by other pieces.
     """
 
     __slots__ = ("now", "pieces", "pos", "sent", "side", "size", "start", "view", "work")
@@ -24,24 +24,24 @@ class Reading:
         self.sent = 0
         self.pieces: list[Piece] = [] if pieces is None else pieces
         self.now = now
-        self.start = now  # when the first byte of the next frame arrived
-        self.work = 0  # frames that this call may still read
+        self.start = now  # arrival of the first byte of the next frame
+        self.work = 0  # number of frames that this call may still read
 
     def begin_with(self, view: Any, start: int) -> None:
-        """Replace the view by one that begins with bytes of an earlier call, the first of which arrived at `start`."""
+        """Replace the view by one that begins with bytes of an earlier call; its first byte arrived at `start`."""
         self.view = view
         self.size = len(view)
         self.start = start
 
     def send(self, end: int) -> None:
-        """Send the bytes before `end` that are not sent yet."""
+        """Add the unsent bytes before `end` to `pieces`."""
         if self.sent < end:
             is_all = not self.sent and end == self.size
             self.pieces.append((1 - self.side, self.view if is_all else self.view[self.sent : end]))
             self.sent = end
 
     def replace(self, end: int, replacement: Any) -> None:
-        """Send all bytes before `pos`, and `replacement` in place of those from there to `end`."""
+        """Add the bytes before `pos` to `pieces`, and `replacement` in place of the bytes from `pos` to `end`."""
         self.send(self.pos)
         if replacement:
             self.pieces.append((1 - self.side, replacement))

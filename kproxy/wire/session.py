@@ -4,34 +4,36 @@ Duty: compose the two sides, as the owner's only interface. A session cuts frame
 the fields of the interest, passes held responses to the owner's transform, and reports all of it as events.
 
 The states of each side. The first word is the handler that takes the side's bytes; a second word is a sub-state, by the
-field that is set. `Session.states` returns them, so that this table can be tested.
+field that is set. `Session.states` returns these names, so that tests can check this table.
 
     client side                                               broker side
-    framed            between two requests                    framed            between two answers
-    framed, header    _client_head: an incomplete header      framed, header    _broker_head
-    framed, passing   _client_left: a request in transit      framed, passing   _broker_left: an answer in transit
+    framed            between two requests                    framed            between two responses
+    framed, header    _client_head: an incomplete header      framed, header    _broker_head: an incomplete header
+    framed, passing   _client_left: a request in transit      framed, passing   _broker_left: a response in transit
     framed, prefix    _client_prefix: its first fields are    framed, kept      _broker_kept: copied, to be read when
-                      awaited                                                   it is whole
-    framed, kept      _client_body: its body is copied        framed, held      and nothing of it passes before (_held)
+                      incomplete                                                it is complete
+    framed, kept      _client_body: its body is copied        framed, held      _held: copied, to be forwarded when it
+                                                                                is complete and read
     framed, walking   _client_walker: its body is walked      framed, walking   _broker_walker: its body is walked
     framed, swallowed _client_swallow: kproxy answers it
-    framed, owing     too many own answers wait: requests
-                      do too (own_answers.py)
-    framed, undecided _client_held: nothing of it passes
-                      before the authorizer decides
-    framed, deciding  slow: its last request is decided in    framed, editing   slow: its last answer is edited in
+    framed, owing     too many own responses wait: the next
+                      requests wait too (own_answers.py)
+    framed, undecided _client_held: not forwarded before
+                      the authorizer decides
+    framed, deciding  slow: its last request is decided in    framed, editing   slow: its last response is edited in
                       slices, further ones wait (holding.py)                    slices, further ones wait (editing.py)
     await_handshake   SaslHandshake v0 is unanswered          framed, ...
     raw               SASL tokens (raw_sasl.py)               raw
     raw, waiting      _waiting: the last one is unanswered    raw
     blind             forwarded unread after a fault          blind
     closed            after a fatal fault, or the end         closed
-    seeking           captures: the next frame is sought      seeking           (captured.py)
+    seeking           captures: the next frame is searched    seeking           (captured.py)
 
 `_own_answers` has own responses that wait for older ones; `backlog` has bytes that wait for `resume`.
 
-A peer's bytes never raise: a fault becomes a `Desync`. A rewriting session closes on it, a transparent one forwards
-unread from there; a session over a capture searches the next plausible frame, and accepts gaps (`captured.py`).
+A peer's bytes never raise: a fault becomes a `Desync`. After it a rewriting session closes, a transparent session
+forwards unread, and a session over a capture searches the next plausible frame. The last one also accepts gaps
+(`captured.py`).
 
 Limit of work per call, for the sake of other connections: FRAMES_PER_CALL frames, and WALKED_PER_CALL bytes read of
 walked bodies (`state.py`). Bytes read of first fields and small bodies count as frames, and compiling a plan counts as
@@ -41,8 +43,8 @@ owner does the slices (`slow_work.py`).
 Memory, per session: an incomplete header, one prefix (64 KiB) and the usual one (512 bytes), a copy of a small request
 whose body is read (64 KiB) or of an undecided one (16 MiB), a copy of a small response (64 KiB) or of a held one
 (4 MiB, lists 32 MiB), the backlog (one view per side), LIMIT pending requests, and their topic-partitions (MAX_NAMED,
-and FEW_NAMED of each request). All sessions that share a HeldBudget together hold 64 MiB of undecided requests and held
-responses, and 128 MiB of ids and topic-partitions, without those of short requests.
+and MAX_UNCOUNTED of each request). All sessions that share a HeldBudget together hold 64 MiB of undecided requests and
+held responses, and 128 MiB of ids and topic-partitions, without the ids and topic-partitions of short requests.
 Refuses to know sockets and clocks.
 """
 
@@ -60,11 +62,11 @@ __all__ = ["Piece", "Session", "Transform"]
 class Session(BrokerSide):
     """A reader of a pair of byte streams. `receive`, `resume` and `close` are the whole input.
 
-    `receive` does a bounded amount of work. If bytes are left then, `backlog[side]` has a view of them. The owner must
+    `receive` does a bounded amount of work. If unread bytes remain, `backlog[side]` has a view of them. The owner must
     call `resume` until the backlog is None before it passes further bytes of that side: on later turns of its event
     loop, and for the client's side once fewer than pairing.LIMIT requests are pending. The backlog is at most the view
-    that was passed to `receive`. Its bytes are neither forwarded nor counted in events before they are resumed. A call
-    for the broker's side may leave a backlog of the client's side, when a SaslHandshake is answered.
+    that was passed to `receive`. Its bytes are neither forwarded nor counted in events before `resume` reads them. A
+    call for the broker's side may leave a backlog of the client's side, when the broker answers a SaslHandshake.
 
     `authorizer` decides requests before any byte of them is forwarded (authorizer.py).
 
@@ -77,26 +79,26 @@ class Session(BrokerSide):
     def receive(self, side: int, view: Any, now_ns: int) -> list[Piece]:
         """Take bytes that arrived from a side; return the pieces to send, in order."""
         pieces = self._handlers[side](self, view, now_ns)
-        if self._is_odd:
+        if self._needs_finish:
             return self._finish(side, view, pieces, now_ns)
         self._received[side] += len(view)
         return pieces
 
     def _finish(self, side: int, view: Any, pieces: list[Piece], now_ns: int) -> list[Piece]:
-        """Finish a call whose view was not simply read to its end; return the pieces to send."""
+        """Finish a call whose view was not read to its end in one state; return the pieces to send."""
         pieces += self._read_rest(side, now_ns)
         self._received[side] += len(view)
         if self._unread is not None:
             self._received[side] -= self._put_back(side)
         self._frames_left = self._frames_per_call
         self._shift = 0
-        self._is_odd = False
+        self._needs_finish = False
         return pieces
 
     def limit_next_call(self) -> None:
-        """Handle at most FRAMES_WHILE_OTHERS_WAIT frames in the next call: other connections already wait."""
+        """Handle at most FRAMES_WHILE_OTHERS_WAIT frames in the next call, because other connections wait."""
         self._frames_left = FRAMES_WHILE_OTHERS_WAIT
-        self._is_odd = True
+        self._needs_finish = True
 
     def resume(self, side: int, now_ns: int) -> list[Piece]:
         """Continue with the backlog of a side; return the pieces to send, in order."""
@@ -143,12 +145,12 @@ class Session(BrokerSide):
 
     @property
     def holds_back(self) -> bool:
-        """Return whether the client's bytes, and an end after them, wait for the response to its handshake or token."""
+        """Return whether the client's bytes, and their end, wait for the response to its handshake or token."""
         return bool(self._waiting) and not self._ended
 
     @property
     def in_transit(self) -> bool:
-        """Return whether the client's newest request is incomplete, or is decided in slices."""
+        """Return whether the client's newest request is incomplete, or is being decided in slices."""
         return bool(self._client_left) or self.slow[CLIENT] is not None
 
     def missing(self, side: int) -> int:

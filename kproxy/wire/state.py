@@ -43,30 +43,30 @@ Handler = Callable[[Any, Any, int], list[Piece]]
 
 SMALL_BODY = 64 * 1024  # a frame up to this size is copied to be read if it arrives in parts; a larger one is walked
 MAX_NAMED = 64 * 1024  # topic-partitions, and batches, of one body, and of all pending requests
-FEW_NAMED = 16  # bodies with at most so many are not counted
+MAX_UNCOUNTED = 16  # a body with at most so many topic-partitions does not count towards MAX_NAMED of pending requests
 
 # Memory for ids and topic-partitions of pending requests, all connections together (`HeldBudget.note`).
-NOTED_LEAST = 512  # bytes: a request that keeps less is not counted
-FEW_NOTED = 2  # topic-partitions: a short Produce with no more is not counted either
-NAMED_BYTES = 300  # memory of a kept topic-partition, about
+MIN_NOTED_BYTES = 512  # a request that keeps fewer bytes is not counted
+MAX_UNNOTED = 2  # a short Produce with at most so many topic-partitions is not counted either
+NAMED_BYTES = 300  # approximate memory of a kept topic-partition
 WIDEST_CHARACTER = 4  # bytes in memory: one character beyond UCS-2 widens all characters of a text to this
-NOTE_STEP = 2 * 1024  # an incomplete body is counted after so many bytes, then after each eighth more
-MAX_CUT_ID = 256  # characters kept of an id that is cut
+NOTE_STEP = 2 * 1024  # an incomplete body is counted after so many bytes, then whenever it has grown by an eighth
+MAX_CUT_ID = 256  # characters that remain of a cut id
 NO_ROOM = "all pending requests together name as much as may be kept"
 
-# The work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
+# The limit of work of one call of `receive`, some tenths of a millisecond: all other connections wait for it.
 FRAMES_PER_CALL = 64
 FRAMES_WHILE_OTHERS_WAIT = 8  # if other connections already wait for their turn
-LOOKED_SHIFT = 8  # 1 << 8 bytes read of a prefix or a small body count as one frame of work
-LOOKED_LEAST = 2 * 1024  # bytes of a small body: a smaller one adds no work to its frame
+READ_BYTES_SHIFT = 8  # 1 << 8 bytes read of a prefix or a small body count as one frame of work
+MIN_READ_BYTES = 2 * 1024  # a smaller body adds no work to its frame
 WALKED_PER_CALL = 32 * 1024  # bytes read of walked bodies, without skipped payloads
 WALK_SLICE = 2 * 1024
-SPARSE_SLICE = 512  # slice where payloads of WALK_SLICE and more are skipped; batch headers beyond it are read too
-LOOK_BYTES = 64  # the header of a batch
+SPARSE_SLICE = 512  # slice after skipped payloads of WALK_SLICE and more; batch headers beyond it are read too
+LOOK_BYTES = 64  # approximate size of a batch header
 UNLIMITED = 1 << 62
 
 # The usual beginning of a connection's requests: a function that unpacks the head and the bytes of the prefix, the
-# number of all these bytes, the key and version, the bytes of the prefix, the plan, and the values of the prefix.
+# number of these bytes, the key and version, the bytes of the prefix, the plan, and the values of the prefix.
 Usual = tuple[Callable[[Any, int], tuple[Any, ...]], int, int, bytes, ApiPlan, tuple[Any, ...]]
 
 _NO_LOGIN = sasl.RawSasl("")  # placeholder before a login
@@ -78,10 +78,9 @@ NOTHING_USUAL: Usual = (*frames.request_head_and(0), NONE, b"", UNSEEN, ())
 class SessionState(SlowSides):
     """The fields of a session, and the methods that its two sides share."""
 
-    observers: tuple[Any, ...]  # set only while a session is watched (watched.py)
+    observers: tuple[Any, ...]  # set only while observers watch the session (watched.py)
 
     __slots__ = (
-        "_asked",
         "_authorizer",
         "_broker_exchange",
         "_broker_frame",
@@ -116,6 +115,7 @@ class SessionState(SlowSides):
         "_number",
         "_own_answers",
         "_own_bytes",
+        "_own_request",
         "_raw",
         "_received",
         "_seen_gap",
@@ -138,7 +138,7 @@ class SessionState(SlowSides):
         "software",
     )
 
-    _doubts: ClassVar[bool] = False  # whether bytes can be damaged, as in captures
+    _may_be_damaged: ClassVar[bool] = False  # whether bytes can be damaged, as in captures
     _frames_per_call: ClassVar[int] = FRAMES_PER_CALL
     _walked_per_call: ClassVar[int] = WALKED_PER_CALL
 
@@ -151,37 +151,37 @@ class SessionState(SlowSides):
         authorizer: Authorizer | None = None,
         max_in_flight: int = LIMIT,
     ) -> None:
-        self.events: list[Event] = []  # the owner's to take and to clear after each call
+        self.events: list[Event] = []  # the owner takes them and clears the list after each call
         self.pending: list[Exchange] = []  # requests in flight (pairing.py)
         self.completed = [0, 0]  # frames whose last byte has arrived, per side
         self.most_in_flight = max_in_flight  # upper limit for max_in_flight
-        self.max_in_flight = max_in_flight  # limit of pending requests; the next one waits in the backlog
+        self.max_in_flight = max_in_flight  # limit of pending requests; further requests wait in the backlog
         self.backlog: list[memoryview | None] = [None, None]  # per side: bytes that wait for `resume`
         self.slow = NOTHING_SLOW  # per side: work in slices that precedes its backlog
         self.faults = 0  # Desync events so far
         self.sasl_mechanism: str | None = None
         self.sasl_tokens = 0  # number of raw tokens; they emit no events
-        self.client_id: str | None = None  # of the last request whose prefix was read
+        self.client_id: str | None = None  # client id of the last request whose prefix was read
         self.software: tuple[str, str] | None = None  # name and version, from ApiVersions (KIP-511)
 
         self._interest = interest
         self._transform = transform
-        self._asked: tuple[Exchange, Callable[[bytes], None]] | None = None  # the owner's request (own_requests.py)
+        self._own_request: tuple[Exchange, Callable[[bytes], None]] | None = None  # own_requests.py
         self._authorizer = authorizer  # decides requests whose plan is AUTHORIZE
         self._max_request = max_request_bytes
-        self._number = 0  # of the next request
+        self._number = 0  # number of the next request
         self._received = [0, 0]  # per side: stream offset of the current call's view
         self._shift = 0  # offset from there to the first byte of the handler's view
         self._frame_at = [0, 0]  # per side: stream offset of the frame that a fault refers to
         self._frames_left = self._frames_per_call  # work left in this call, in frames
         self._rest: Any = None  # the unread end of this call's view, for the state that the side changed to
         self._unread: Any = None  # the unread end of this call's view, for a later call
-        self._is_odd = False  # the view was not simply read to its end: `_finish` has work
+        self._needs_finish = False  # the view was not read to its end in one state: `_finish` has work
         self._ended: tuple[int, ...] = ()
         self._seen_gap = False  # only captures have gaps
         self._gap_ns = NONE  # when the broker's side last lost bytes
 
-        self._client_head = b""  # an incomplete header, or token
+        self._client_head = b""  # an incomplete header or token
         self._client_head_ns = 0
         self._client_left = 0  # bytes of the frame in transit that have not arrived yet
         self._client_exchange: Exchange | None = None  # exchange of the frame in transit
@@ -189,13 +189,13 @@ class SessionState(SlowSides):
         self._client_prefix: bytearray | None = None  # the part of its first fields that has arrived
         self._client_body: bytearray | None = None  # its body, if it is small and read
         self._client_walker: BodyWalker | None = None  # the walker of its body, if it is large
-        self._client_swallow = False  # the broker does not get it
+        self._client_swallow = False  # the broker does not get the request in transit
         self._client_held: bytearray | None = None  # the whole frame, until the authorizer can decide
         self._client_replacement: bytes | None = None  # the request that replaces the held one
         self._usual: Usual = NOTHING_USUAL
         self._note_at = 0  # bytes of the body in transit after which its memory is counted next
         self._noted: dict[int, int] | None = None  # bytes reserved with `HeldBudget.note`, by number of the request
-        self._named = 0  # topic-partitions and batches of pending requests, without bodies of at most FEW_NAMED
+        self._named = 0  # topic-partitions and batches of pending requests, without bodies of at most MAX_UNCOUNTED
 
         self._broker_head = b""
         self._broker_head_ns = 0
@@ -208,16 +208,16 @@ class SessionState(SlowSides):
         self._free_at = 0  # when the previous response ended
         self._mutes: Mutes | None = None  # None: no throttle so far
         self._own_answers: dict[int, Answer] | None = None  # by number: own responses that wait for older ones
-        self._own_bytes = 0  # their bytes in the budget for held bytes
+        self._own_bytes = 0  # bytes of these responses in the budget for held bytes
 
         self._handshake: str | None = None  # the mechanism of an unanswered SaslHandshake
-        self._waiting: bytearray | None = None  # the client's bytes after it, or after an unanswered token
+        self._waiting: bytearray | None = None  # the client's bytes after that handshake, or after an unanswered token
         self._raw = _NO_LOGIN
-        # Functions, not bound methods: a reference cycle would leave a session to the garbage collector.
+        # These are functions, not bound methods: a reference cycle would leave a session to the garbage collector.
         kind = type(self)
         self._handlers: list[Handler] = [kind._requests, kind._answers]
 
-    # --- the states, each taking the bytes of a side -----------------------------------------------------------------
+    # --- handlers of the states; each takes the bytes of a side ------------------------------------------------------
 
     def _requests(self, view: Any, now: int) -> list[Piece]:
         """Take frames of the client."""
@@ -239,7 +239,7 @@ class SessionState(SlowSides):
     # --- the unread rest of a view -----------------------------------------------------------------------------------
 
     def _change(self, reading: Reading) -> list[Piece]:
-        """The state changed: send what was read, and leave the rest to the new state."""
+        """Send the bytes that were read, and leave the rest to the handler of the new state."""
         reading.send(reading.pos)
         rest = reading.view[reading.sent :]
         if self.slow[reading.side] is not None:
@@ -247,13 +247,13 @@ class SessionState(SlowSides):
             return reading.pieces
         if rest:
             self._rest = rest
-        self._is_odd = True
+        self._needs_finish = True
         self._shift += reading.sent
-        self._frames_left -= 8 + (reading.sent >> 4)  # at least what it cost
+        self._frames_left -= 8 + (reading.sent >> 4)  # at least the work of this call so far
         return reading.pieces
 
     def _read_rest(self, side: int, now: int) -> list[Piece]:
-        """Read the rest that `_change` left, in a loop: a view can contain thousands of state changes."""
+        """Read the rest that `_change` left; it loops, because a view can contain thousands of state changes."""
         pieces: list[Piece] = []
         while self._rest is not None:
             view, self._rest = self._rest, None
@@ -264,7 +264,7 @@ class SessionState(SlowSides):
         return pieces
 
     def _incomplete_head(self, reading: Reading, in_transit: int, head_bytes: int) -> bytes:
-        """Send what was read; return the rest if it is an incomplete header, else leave it for a later call.
+        """Send the bytes that were read; return the rest if it is an incomplete header, else leave it for a later call.
 
         in_transit: bytes of a frame that have not arrived, or were not read in this call.
         """
@@ -280,20 +280,20 @@ class SessionState(SlowSides):
         return b""
 
     def _leave(self, rest: Any) -> None:
-        """This call has reached its limit of work: keep `rest` of its view for `resume`."""
+        """Keep `rest` of the call's view for `resume`, because the call has reached its limit of work."""
         self._unread = rest
-        self._is_odd = True
+        self._needs_finish = True
 
     def _joined(self, head: bytes, view: Any) -> memoryview:
         """Return an incomplete header joined with the view that continues it."""
         self._shift -= len(head)
-        self._is_odd = True
+        self._needs_finish = True
         return memoryview(head + bytes(view))
 
     def _put_back(self, side: int) -> int:
         """Keep the rest of the call's view for `resume`; return its size in bytes."""
         rest, self._unread = self._unread, None
-        # A view of immutable bytes can be kept; other buffers are refilled.
+        # Keep a view of immutable bytes, but copy other buffers, since they are refilled.
         self.backlog[side] = rest if isinstance(rest.obj, bytes) else memoryview(bytes(rest))
         return len(rest)
 
@@ -362,7 +362,7 @@ class SessionState(SlowSides):
         self.events.append(exchange)
 
     def _give_up(self, exchange: Exchange, cause: str) -> None:
-        """Emit an exchange whose answer will not arrive, or not completely."""
+        """Emit an exchange whose response will not arrive completely."""
         if self._named:
             self._named -= named_count(exchange.request_body)
         if self._noted:
@@ -374,7 +374,7 @@ class SessionState(SlowSides):
         if exchange.outcome is REQUEST_NOT_SEEN:
             self.events.append(exchange)  # only a part of the response was seen
             return
-        is_overtaken = cause == "overtaken" and self._seen_gap  # brokers answer in order: the capture lacks its answer
+        is_overtaken = cause == "overtaken" and self._seen_gap  # brokers answer in order: the response is lost
         is_in_gap = self._gap_ns != NONE and self._gap_ns >= exchange.request_start
         if exchange.outcome is LOST or is_overtaken or is_in_gap:
             exchange.outcome = LOST
@@ -384,13 +384,13 @@ class SessionState(SlowSides):
         self.events.append(Unanswered(exchange, cause))
 
     def _note(self, exchange: Exchange, noted_bytes: int) -> bool:
-        """Reserve the memory kept for a request until its response: `noted_bytes` in all. False: over the limit."""
+        """Reserve `noted_bytes` in total for a request until its response. False: that would exceed the limit."""
         held = self._interest.held
         before = self._noted.get(exchange.number, 0) if self._noted else 0
-        if (noted_bytes < NOTED_LEAST and not before) or held.noted_limit_bytes is None:
+        if (noted_bytes < MIN_NOTED_BYTES and not before) or held.noted_limit_bytes is None:
             return True
         if exchange.outcome is NO_ANSWER_EXPECTED and exchange is not self._client_exchange:
-            return True  # it is not pending
+            return True  # the request is not pending
         if self._noted is None:
             self._noted = {}
         if not held.note(noted_bytes - before):
@@ -399,7 +399,7 @@ class SessionState(SlowSides):
         return True
 
     def _note_copies(self, exchange: Exchange, now: int) -> None:
-        """Reserve memory for the copies of an incomplete request, which may never end; over the limit, drop them.
+        """Reserve memory for the copies of an incomplete request, which may never end; beyond the limit, drop them.
 
         Pairing needs its first fields, which decide whether a response comes: with an authorizer it is a fatal fault.
         """
@@ -416,35 +416,35 @@ class SessionState(SlowSides):
         self._too_much_named(CLIENT, exchange, NO_ROOM, now)
 
     def _note_prefix(self, exchange: Exchange, prefix_bytes: int, now: int) -> None:
-        """Reserve memory for the ids of a request whose prefix differs from the last one; over the limit, cut them."""
-        if prefix_bytes >= NOTED_LEAST and not self._note(exchange, WIDEST_CHARACTER * prefix_bytes):
+        """Reserve memory for the ids of a request with a new prefix; beyond the limit, cut them."""
+        if prefix_bytes >= MIN_NOTED_BYTES and not self._note(exchange, WIDEST_CHARACTER * prefix_bytes):
             for name in ("client_id", "group_id", "transactional_id"):
                 text = getattr(exchange, name)
                 setattr(exchange, name, text and text[:MAX_CUT_ID])
             self._too_much_named(CLIENT, exchange, f"{NO_ROOM}: of its ids {MAX_CUT_ID} characters are kept", now)
 
     def _note_walked(self, exchange: Exchange, walker: BodyWalker, now: int) -> None:
-        """Reserve memory for the values of an incomplete body, which may never end; over the limit, drop them.
+        """Reserve memory for the values of an incomplete body, which may never end; beyond the limit, drop them.
 
-        It counts in steps, because bytes may arrive one by one while counting takes time.
+        It counts only after each step of growth, because counting takes time and bytes may arrive one by one.
         """
         walked = exchange.request_bytes - self._client_left
         if walked < self._note_at:
             return
         self._note_at = walked + max(NOTE_STEP, walked >> 3)
-        if not self._note(exchange, said_bytes(exchange.plan, walker, walked)):
+        if not self._note(exchange, body_memory_bytes(exchange.plan, walker, walked)):
             self._client_walker = exchange.request_body = None
             if self._noted and exchange.outcome is NO_ANSWER_EXPECTED:
                 self._forget(exchange)
             self._too_much_named(CLIENT, exchange, NO_ROOM, now)
 
     def _forget(self, exchange: Exchange) -> None:
-        """Release the memory reserved for a request: its values belong to the owner of the event now."""
+        """Release the memory reserved for a request, whose values now belong to the owner of the event."""
         assert self._noted is not None
         self._interest.held.forget(self._noted.pop(exchange.number, 0))
 
     def _settle(self, cause: str) -> None:
-        """Emit all pending requests as unanswered: no response will arrive any more."""
+        """Emit all pending requests as unanswered, because no further response will arrive."""
         self._drop_slow()
         current, self._broker_exchange = self._broker_exchange, None
         self._broker_left = 0
@@ -519,10 +519,10 @@ class SessionState(SlowSides):
         self._lost_framing(reading.side, kind, text, reading.now)
         waiting = self._take_waiting()
         if waiting and self._handlers[CLIENT] is type(self)._blind:
-            reading.pieces.append((BROKER, waiting))  # no response will release these
+            reading.pieces.append((BROKER, waiting))  # no response will release these bytes
 
     def _lost_framing(self, side: int, kind: str, text: str, now: int) -> None:
-        """Close a session that rewrites or authorizes; let a transparent one forward unread."""
+        """Close a session that rewrites or authorizes; let a transparent session forward unread."""
         if self._interest.rewrite or self._authorizer is not None:
             self._fatal(side, kind, text, None, now)
             return
@@ -568,23 +568,23 @@ class SessionState(SlowSides):
 
 
 def named_count(body: Found | None) -> int:
-    """Return the number of topic-partitions and batches in a body; 0 for at most FEW_NAMED."""
-    if body is None or (len(body.sums) <= FEW_NAMED and len(body.partitions) <= FEW_NAMED):
+    """Return the number of topic-partitions and batches in a body; 0 for at most MAX_UNCOUNTED."""
+    if body is None or (len(body.sums) <= MAX_UNCOUNTED and len(body.partitions) <= MAX_UNCOUNTED):
         return 0
     return len(body.sums) + len(body.partitions) + len(body.batches)
 
 
-def looked_bytes(plan: ApiPlan, body: Found, size: int) -> int:
-    """Return the bytes read of a request: all but records, which are skipped except for each batch's header."""
+def bytes_read(plan: ApiPlan, body: Found, size: int) -> int:
+    """Return the number of bytes read of a request: all bytes except records, of which only batch headers are read."""
     if plan.api_key == PRODUCE:
         for carried in body.sums or body.partitions:
             size -= carried.bytes - carried.batches * 64
     return size
 
 
-def said_bytes(plan: ApiPlan, body: Found, walked: int) -> int:
-    """Return the memory kept, about, for a body walked so far; its last batch may be incomplete."""
-    looked = max(0, looked_bytes(plan, body, walked))
+def body_memory_bytes(plan: ApiPlan, body: Found, walked: int) -> int:
+    """Return the approximate memory of a body's values so far; its last batch may be incomplete."""
+    looked = max(0, bytes_read(plan, body, walked))
     return (len(body.sums) + len(body.partitions)) * NAMED_BYTES + WIDEST_CHARACTER * looked
 
 

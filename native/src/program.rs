@@ -21,7 +21,7 @@ pub const OFFSET: u32 = 13; // the next eight bytes are the offset of the partit
 
 /// The most operations for one frame, about 0.2 ms: other connections wait meanwhile.
 const MOST_OPERATIONS: u32 = 20_000;
-/// The most bytes of names in a frame, and the most topic-partitions with records (FEW_NAMED of kproxy/wire/state.py).
+/// The most bytes of names in a frame, and the most topic-partitions with records (MAX_UNCOUNTED of wire/state.py).
 pub const MAX_NAMES: usize = 512;
 pub const MAX_PARTITIONS: usize = 16;
 

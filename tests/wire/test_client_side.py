@@ -12,7 +12,7 @@ from kproxy.wire import client_side
 from kproxy.wire.bodies import TOPICS
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import HeldBudget, Interest
-from kproxy.wire.state import LOOKED_LEAST, NAMED_BYTES, NOTED_LEAST, WIDEST_CHARACTER
+from kproxy.wire.state import MIN_NOTED_BYTES, MIN_READ_BYTES, NAMED_BYTES, WIDEST_CHARACTER
 from tests.wire.playbook import Dialogue, request, response
 from tests.wire.test_state import TINY
 
@@ -58,8 +58,8 @@ def from_first(frames: list[bytes]) -> tuple[bytes, list[int]]:
 
 def test_a_short_request_is_counted_from_512_bytes_on() -> None:
     frame, taken = from_first([fetch(1, "t" * length) for length in range(440, 480)])
-    assert len(frame) == NOTED_LEAST
-    first = NAMED_BYTES + WIDEST_CHARACTER * NOTED_LEAST
+    assert len(frame) == MIN_NOTED_BYTES
+    first = NAMED_BYTES + WIDEST_CHARACTER * MIN_NOTED_BYTES
     assert taken == [*range(first, first + WIDEST_CHARACTER * len(taken), WIDEST_CHARACTER)]
 
 
@@ -68,13 +68,13 @@ def test_ids_are_counted_from_512_bytes_on() -> None:
         return request(12, 0, 1, {"groupId": "g" * length, "generationId": 1, "memberId": ""})
 
     _, taken = from_first([heartbeat(length) for length in range(460, 520)])
-    first = WIDEST_CHARACTER * NOTED_LEAST
+    first = WIDEST_CHARACTER * MIN_NOTED_BYTES
     assert taken == [*range(first, first + WIDEST_CHARACTER * len(taken), WIDEST_CHARACTER)]
 
 
 def test_a_produce_is_counted_from_2_kib_on_and_its_records_are_not() -> None:
     frame, taken = from_first([produce([size]) for size in range(1850, 2000)])
-    assert len(frame) == LOOKED_LEAST
+    assert len(frame) == MIN_READ_BYTES
     fields = len(produce([0])) - len(TINY)
     assert set(taken) == {NAMED_BYTES + WIDEST_CHARACTER * (fields + BATCH)}
     two = produce([2000, 3000])
@@ -99,9 +99,9 @@ def test_a_large_request_counts_the_same_in_parts_and_whole(count: int) -> None:
 
 def test_a_copy_of_a_partial_request_is_counted_from_512_bytes_on() -> None:
     frame = fetch(1, "t" * 1000)
-    for arrived in range(NOTED_LEAST - 3, NOTED_LEAST + 3):
+    for arrived in range(MIN_NOTED_BYTES - 3, MIN_NOTED_BYTES + 3):
         held = (talk := dialogue().client(frame[:arrived])).session._interest.held
-        assert held.noted_bytes == (arrived if arrived >= NOTED_LEAST else 0)
+        assert held.noted_bytes == (arrived if arrived >= MIN_NOTED_BYTES else 0)
         talk.close(CLIENT).close(BROKER)
         assert held.noted_bytes == 0
 

@@ -16,7 +16,7 @@ from kproxy.wire.interest import ApiPlan, HeldBudget, Interest
 from kproxy.wire.lending import First, first_fields, forget_notes, give_back, lend, passes, topic_of
 from kproxy.wire.offline.captured import CapturedSession
 from kproxy.wire.session import Session
-from kproxy.wire.state import FEW_NAMED, FEW_NOTED, NAMED_BYTES
+from kproxy.wire.state import MAX_UNCOUNTED, MAX_UNNOTED, NAMED_BYTES
 from tests.protocol.messages import vectors
 from tests.wire.decisions.test_authorizer import Scripted
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
@@ -142,7 +142,7 @@ def produce(version: int, count: int, records: bytes = TINY) -> bytes:
 
 
 @pytest.mark.parametrize("version", [3, 8, 9, 12, 13])
-@pytest.mark.parametrize("count", [0, 1, FEW_NOTED, FEW_NOTED + 1, FEW_NAMED, FEW_NAMED + 1])
+@pytest.mark.parametrize("count", [0, 1, MAX_UNNOTED, MAX_UNNOTED + 1, MAX_UNCOUNTED, MAX_UNCOUNTED + 1])
 def test_what_a_produce_carries_is_lent_and_given_back(version: int, count: int) -> None:
     """Of few topic-partitions; those of more stay with the session, which counts their memory."""
     held = HeldBudget(noted_limit_bytes=1 << 20)
@@ -151,8 +151,8 @@ def test_what_a_produce_carries_is_lent_and_given_back(version: int, count: int)
     session = Dialogue(interest).client(frame).session
     (asked,) = session.pending
     assert asked.request_body is not None and len(asked.request_body.sums) == count
-    assert (lend(session) is not None) == (count <= FEW_NAMED)
-    if count > FEW_NAMED:
+    assert (lend(session) is not None) == (count <= MAX_UNCOUNTED)
+    if count > MAX_UNCOUNTED:
         return
     forget_notes(session)
     assert held.noted_bytes == 0
@@ -160,7 +160,7 @@ def test_what_a_produce_carries_is_lent_and_given_back(version: int, count: int)
     talk.session = lent_and_given_back(session, interest)
     (again,) = talk.session.pending
     assert again.request_body is not None and [*again.request_body.sums] == [*asked.request_body.sums]
-    assert held.noted_bytes == (count * NAMED_BYTES if count > FEW_NOTED else 0)
+    assert held.noted_bytes == (count * NAMED_BYTES if count > MAX_UNNOTED else 0)
     talk.broker(response(PRODUCE, version, 1))
     assert held.noted_bytes == 0 and told_of(talk.exchanges[0])["client_id"] == "c"
 

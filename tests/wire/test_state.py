@@ -35,9 +35,9 @@ from kproxy.wire.state import (
     WALK_SLICE,
     WALKED_PER_CALL,
     WIDEST_CHARACTER,
-    looked_bytes,
+    body_memory_bytes,
+    bytes_read,
     named_count,
-    said_bytes,
 )
 from tests.wire.decisions.test_authorizer import Scripted
 from tests.wire.playbook import Dialogue, foreign_request, request, response, sized
@@ -169,8 +169,8 @@ def test_skipped_records_do_not_count_as_bytes_read(detail: int) -> None:
     found = body_reader(PRODUCE, 9, "request", detail)(frame, 12, len(frame))
     plan = Interest().plan(PRODUCE << 16 | 9)
     looked = len(frame) - 2 * (len(batch) - 64)
-    assert looked_bytes(plan, found, len(frame)) == looked
-    assert said_bytes(plan, found, len(frame)) == 2 * NAMED_BYTES + WIDEST_CHARACTER * looked
+    assert bytes_read(plan, found, len(frame)) == looked
+    assert body_memory_bytes(plan, found, len(frame)) == 2 * NAMED_BYTES + WIDEST_CHARACTER * looked
 
 
 def test_a_large_body_is_walked_in_slices_after_a_request_with_the_same_prefix() -> None:

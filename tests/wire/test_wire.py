@@ -10,7 +10,7 @@ from tests.documented import missing, size
 def test_the_limits_of_a_session_match_the_docs():
     assert not missing(
         "limits.md",
-        f"| {state.NOTED_LEAST} bytes of each request, {size(state.NOTE_STEP)} of an incomplete one;",
+        f"| {state.MIN_NOTED_BYTES} bytes of each request, {size(state.NOTE_STEP)} of an incomplete one;",
         f"| {size(interest.MAX_NOTED_TOGETHER)} | ids are cut to {state.MAX_CUT_ID} characters",
         f"| {size(authorizer.MAX_HELD_REQUEST)} of a request, {size(interest.MAX_HELD)} of an answer,"
         f" {size(interest.MAX_HELD_LIST)} of a list, {size(sasl.MAX_TOKEN)} after a token |",
@@ -26,7 +26,7 @@ def test_the_limits_of_a_session_match_the_docs():
         f"| one request | {size(frames.MAX_REQUEST)}, like a broker's",
         f"| the first fields of a request that arrives in several reads | {size(client_side.MAX_PREFIX)} |",
         f"and of a small request whose body is decoded | {size(state.SMALL_BODY)} each |",
-        f"| {state.MAX_NAMED}, and {state.FEW_NAMED} of each request; omissions are logged and counted",
+        f"| {state.MAX_NAMED}, and {state.MAX_UNCOUNTED} of each request; omissions are logged and counted",
         f"| {state.FRAMES_PER_CALL} frames, {size(state.WALKED_PER_CALL)} of decoded bodies",
         f"| {size(broker_side.MAX_HEAD)}; kproxy streams the rest |",
         f"| raw tokens of one login | {raw_sasl.MAX_TOKENS} of the client |",

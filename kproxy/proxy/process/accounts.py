@@ -35,7 +35,7 @@ from kproxy.wire.client_side import MAX_PREFIX
 from kproxy.wire.decisions.own_answers import MAX_OWN_BYTES
 from kproxy.wire.interest import MAX_NOTED_TOGETHER
 from kproxy.wire.observing.kept import MAX_TOGETHER
-from kproxy.wire.state import NOTE_STEP, NOTED_LEAST
+from kproxy.wire.state import MIN_NOTED_BYTES, NOTE_STEP
 from kproxy.zookeeper.session import FREE_PENDING, MAX_PENDING, OPERATION_BYTES
 
 Measure = Callable[[Worker], int]
@@ -75,7 +75,7 @@ ACCOUNTS: tuple[Account, ...] = (
         "said",
         "contents of these requests: ids, with `detail` above `headers` topics; of incomplete requests copies of the "
         f"first fields ({size(MAX_PREFIX)}) and of the body (as much); with a policy, denied names and audit lines",
-        f"{NOTED_LEAST} bytes of each request, {size(NOTE_STEP)} of an incomplete one; for the policy "
+        f"{MIN_NOTED_BYTES} bytes of each request, {size(NOTE_STEP)} of an incomplete one; for the policy "
         f"{size(MAX_KEPT_BYTES)} and the names of one request",
         size(MAX_NOTED_TOGETHER),
         "ids are cut to 256 characters, topics are not counted, the requests pass (`too_much_named` in "

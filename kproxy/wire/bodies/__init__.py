@@ -1,4 +1,4 @@
-"""Reading message bodies: at the level of detail that the caller asks for, in one piece or as they stream past.
+"""Reading message bodies: at the level of detail that the caller asks for, in one piece or as their bytes stream.
 
 Five modules, each importing only those before it: `found` has the result and the levels of detail, `logs` decides which
 batches of coordinators' logs are copied, `fields` selects the fields to read for each API and version, `plans`

@@ -2,8 +2,8 @@
 
 Duty: map the paths of the schema to the attributes of `found.Partition` and to the statements that record a value in a
 `found.Found`. Kafka's field names differ from API to API; the tables at the top of this module unify them. Bounded by
-the schema: one cached answer per API and version that it has. Knows no bytes and generates no code beyond single
-statements: `plans` places them.
+the schema: one cached result per API and version that it has. Knows no bytes and generates only single statements,
+which `plans` places.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from kproxy.protocol.plans import join
 from kproxy.protocol.schema import Field, address_path
 from kproxy.wire.bodies.found import SUMS, TOPICS, Partition
 
-# Offsets are in Fetch, ListOffsets, OffsetCommit, OffsetFetch and TxnOffsetCommit, and in the answers to Produce. A
+# Offsets are in Fetch, ListOffsets, OffsetCommit, OffsetFetch and TxnOffsetCommit, and in Produce responses. A
 # request of a fetch session (KIP-227) lists the added, the changed and the removed partitions.
 _WITH_OFFSETS = frozenset((1, 2, 8, 9, 28))
 _SESSION_EPOCH = "sessionEpoch"
 _FORGOTTEN = "forgottenTopicsData"
 
-# The id of the broker that sends a Fetch or a ListOffsets; from Fetch v15 on in a tagged field (KIP-903).
+# The id of the broker that sends a Fetch or a ListOffsets; Fetch v15 and later have it in a tagged field (KIP-903).
 REPLICA_ID = "replicaId"
 RACK_ID = "rackId"
 _REPLICA_IDS = (REPLICA_ID, f"replicaState.{REPLICA_ID}")
@@ -90,8 +90,8 @@ class Wanted:
         self.statements = _brokers(api_key, version) if side == "response" and detail != SUMS else {}
         if detail and side == "response":
             self.statements |= _deletions(api_key, fields, version)
-        # Answers that name topics or brokers are read for these alone: the partitions of a Metadata answer carry no
-        # data, and there are many of them.
+        # Responses that name topics or brokers are read for these names alone: the partitions of a Metadata response
+        # carry no data, and there are many of them.
         arrays = set(_partition_arrays(fields, version)) if detail and not named and not self.statements else set()
         self.attributes = dict(_attributes(fields, version, arrays))  # path -> the variable that takes the value
         if detail == SUMS:
@@ -125,17 +125,17 @@ def names_topics(api_key: int, version: int) -> bool:
 def names_brokers(api_key: int, version: int) -> bool:
     """Return whether responses of this version list brokers with their ids and addresses.
 
-    False for NodeEndpoints (KIP-951), which repeats only brokers that a Metadata answer has named before.
+    False for NodeEndpoints (KIP-951), which repeats only brokers of an earlier Metadata response.
     """
     return bool(_brokers(api_key, version))
 
 
 @cache
 def head_array(api_key: int, version: int) -> str | None:
-    """The top-level array of an answer that lists brokers, if arrays of structs follow it; None otherwise.
+    """Return the top-level array of a response that lists brokers, if arrays of structs follow it; None otherwise.
 
-    Metadata has such answers: topics follow brokers. The bytes up to the end of this array are the head: all of the
-    answer that contains addresses, and possibly a small part of it.
+    Metadata has such responses: topics follow brokers. The head is the bytes up to the end of this array. It contains
+    all addresses of the response, and may be a small part of it.
     """
     path = address_path(api_key, version)
     fields = api_message(api_key, version, "response").fields_of(version)
@@ -147,7 +147,7 @@ def head_array(api_key: int, version: int) -> str | None:
 
 
 def _brokers(api_key: int, version: int) -> dict[str, str]:
-    """Statements that record the brokers of an answer."""
+    """Return the statements that record the brokers of a response, by path."""
     array = address_path(api_key, version)
     if array is None or array == "nodeEndpoints":
         return {}
@@ -159,13 +159,13 @@ def _brokers(api_key: int, version: int) -> dict[str, str]:
 
 
 def _deletions(api_key: int, fields: tuple[Field, ...], version: int) -> dict[str, str]:
-    """Statements that record what an answer reports as deleted."""
+    """Return the statements that record the deletions that a response reports, by path."""
     present = set(paths_of(fields, version))
     return {path: line for path, line in _DELETED.get(api_key, {}).items() if path in present}
 
 
 def _arrays(fields: tuple[Field, ...], above: str, version: int) -> Iterator[tuple[str, set[str]]]:
-    """Arrays, each with the names of its elements' fields in this version: none if it lacks the array.
+    """Yield arrays, each with the names of its elements' fields in this version: no names if it lacks the array.
 
     A struct has all versions of its fields.
     """
@@ -177,7 +177,7 @@ def _arrays(fields: tuple[Field, ...], above: str, version: int) -> Iterator[tup
 
 
 def _named_topics(fields: tuple[Field, ...], version: int) -> Iterator[tuple[str, str]]:
-    """Arrays whose elements have both an id and a name of a topic, each with the path of the name."""
+    """Yield arrays whose elements have both an id and a name of a topic, each with the path of the name."""
     for path, members in _arrays(fields, "", version):
         for name in _NAMES:
             if {name, "topicId"} <= members:
@@ -185,7 +185,7 @@ def _named_topics(fields: tuple[Field, ...], version: int) -> Iterator[tuple[str
 
 
 def _session(fields: tuple[Field, ...], version: int) -> dict[str, str]:
-    """Statements that record which partitions a fetch request removes from its session."""
+    """Return the statements that record the partitions that a Fetch removes from its session, by path."""
     if not any(field.name == _SESSION_EPOCH and version in field.versions for field in fields):
         return {}
     kept = {
@@ -199,12 +199,12 @@ def _session(fields: tuple[Field, ...], version: int) -> dict[str, str]:
 
 
 def _partition_arrays(fields: tuple[Field, ...], version: int) -> Iterator[str]:
-    """Arrays whose elements are topic-partitions."""
+    """Yield arrays whose elements are topic-partitions."""
     return (path for path, members in _arrays(fields, "", version) if members & _INDEXES)
 
 
 def _attributes(fields: tuple[Field, ...], version: int, arrays: set[str]) -> Iterator[tuple[str, str]]:
-    """The paths that fill attributes of a Partition, each with the variable that takes the value."""
+    """Yield the paths that fill attributes of a Partition, each with the variable that takes the value."""
     around = {array.rsplit(".", count)[0] for array in arrays for count in range(1, array.count(".") + 1)}
     if arrays:
         around.add("")

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from kproxy.protocol.records import BatchHeader
 
-# How closely a body is read; each level includes those before it.
+# The levels of detail of a body; each level includes the levels before it.
 ERRORS = 0  # the throttle time and the error codes
 SUMS = 1  # sums of each topic-partition's records, at half the cost of TOPICS; offsets are read as with TOPICS
 TOPICS = 2  # every field of each topic-partition
@@ -39,22 +39,22 @@ class Partition(NamedTuple):
     metadata: str | None
     error_code: int | None
     partition: int
-    bytes: int  # of its records field, as sent: compressed, and including an incomplete last batch
-    batches: int  # complete ones; an incomplete last batch is counted in `bytes` only
+    bytes: int  # size of its records field as sent: compressed, and including an incomplete last batch
+    batches: int  # complete batches; an incomplete last batch is counted in `bytes` only
     records: int  # excluding control batches; NONE if a compressed message set hides its count
     codecs: int  # a bit mask of 1 << codec over its batches; codec 0 is uncompressed
-    magic: int  # of the last batch, as is last_offset
+    magic: int  # magic of the last batch; last_offset is of the same batch
     offset: int  # the fetch offset, the base offset of a Produce, or the committed offset, depending on the API
     high_watermark: int
     last_stable_offset: int
     log_start_offset: int
     leader_epoch: int
-    first_offset: int  # of the first batch; a compressed message set states only its last offset
+    first_offset: int  # offset of the first batch; a compressed message set states only its last offset
     last_offset: int
     max_timestamp: int
 
 
-# The initial values: nothing known, no records.
+# The initial values: all unknown, no records.
 BLANK = Partition(None, None, None, None, None, NONE, 0, 0, 0, 0, *(NONE,) * 9)
 
 
@@ -77,9 +77,9 @@ class Batch(NamedTuple):
     topic_id: UUID | None
     partition: int
     header: BatchHeader
-    partial: bool  # cut by the end of the records field
-    crc_valid: bool | None  # from CHECKED on; None: not checked, or the batch is partial
-    copy: "Copy | None"  # its bytes, with RECORDS; None: not wanted, or no room
+    partial: bool  # whether the end of the records field cuts it
+    crc_valid: bool | None  # set with CHECKED and RECORDS; None: not checked, or the batch is partial
+    copy: "Copy | None"  # its bytes, with RECORDS or in `logged`; None: not copied
 
 
 class Room:
@@ -97,7 +97,7 @@ class Room:
         self.left_out_bytes = 0
 
     def copy(self, topic: str | None, topic_id: UUID | None, size: int) -> "Copy | None":
-        """Return an empty copy that reserves `size` bytes, or None if the batch is unwanted or there is no room."""
+        """Return an empty copy that reserves `size` bytes, or None if the batch is unwanted or exceeds a limit."""
         if not self._wants(topic, topic_id):
             return None
         if size > self._batch_bytes or size > self.free_bytes:
@@ -127,22 +127,22 @@ class Found:
 
     # The defaults are class attributes, so that an instance stores only what its body contains.
     throttle_ms = NONE
-    error_code: int | None = None  # the top-level one; if there is no such field, the first of `errors`
+    error_code: int | None = None  # the top-level error code; without such a field, the first of `errors`
     partitions: Sequence[Partition] = ()
-    sums: Sequence[Sums] = ()  # with SUMS, in place of `partitions`
+    sums: Sequence[Sums] = ()  # replaces `partitions` with SUMS
     batches: Sequence[Batch] = ()
-    logged: Sequence[Batch] = ()  # those of coordinators' logs, each with its copy, where `Logs` takes them
+    logged: Sequence[Batch] = ()  # batches of coordinators' logs that `Logs` accepts, each with its copy
     names: Mapping[UUID, str] = MappingProxyType({})  # topic names by topic id, from bodies that have both
     brokers: Mapping[tuple[str, int], int] = MappingProxyType({})  # node ids by (host, port)
-    cluster_id: str | None = None  # of an answer that lists brokers; before Kafka 0.10.1 they have none
-    # The (topic, partition) pairs that an incremental fetch request removes from its session (KIP-227); then
-    # `partitions` lists additions. None: `partitions` is the complete list.
+    cluster_id: str | None = None  # cluster id in a response that lists brokers; Kafka before 0.10.1 sends none
+    # The (topic, partition) pairs that an incremental Fetch removes from its session (KIP-227); `partitions` then has
+    # the additions. None: `partitions` is the complete list.
     forgotten: list[tuple[str | UUID | None, int]] | None = None
-    replica_id = NONE  # of a Fetch or ListOffsets request: the broker that sent it; NONE: a client did
+    replica_id = NONE  # id of the broker that sent a Fetch or ListOffsets request; NONE: a client sent it
     has_rack = False  # a Fetch request names its rack, so that a follower may answer it (KIP-392)
-    isolation_level = 0  # of a ListOffsets request; 0: read_uncommitted
-    latest: Sequence[tuple[str | None, int]] = ()  # (topic, partition) whose end a ListOffsets request asks for
-    is_commit = False  # of an EndTxn request; else its transaction is aborted
+    isolation_level = 0  # isolation level of a ListOffsets request; 0: read_uncommitted
+    latest: Sequence[tuple[str | None, int]] = ()  # (topic, partition) pairs whose end a ListOffsets request asks for
+    is_commit = False  # whether an EndTxn request commits its transaction, or aborts it
     # Successful deletions: groups (DeleteGroups), and topics by name or id (DeleteTopics), each with NONE; the (topic,
     # partition) of a group's offsets (OffsetDelete).
     deleted: Sequence[tuple[str | UUID | None, int]] = ()
@@ -150,7 +150,7 @@ class Found:
 
     @property
     def errors(self) -> tuple[int, ...]:
-        """All error codes other than 0, in wire order."""
+        """Return all error codes other than 0, in wire order."""
         return tuple(self._errors)
 
     def note_error(self, code: int) -> None:

@@ -1,11 +1,12 @@
 """Copies of record batches of the coordinators' logs in Fetch responses, for any level of detail.
 
-Duty: `Logs` decides by the topic's name. If a body has only a topic id, the decision known for that id counts. For an
-unknown id a batch is copied: unless all its records decode as those of a coordinator's log, the topic is not one.
-Records of another topic may decode too, so the reader of the copies looks up the topic's name, or drops them.
+Duty: `Logs` decides by the topic's name. If a body has only a topic id, an earlier decision about that id applies.
+`Logs` copies a batch of an undecided id. If any record of the batch does not decode as a record of a coordinator's log,
+the topic is not such a log. Records of another topic may decode too, so the reader of the copies looks up the topic's
+name, or drops the copies.
 
-Bounds: those of `Room`; MAX_TOPICS decided names or ids, and no copies for ids beyond; LOOKED_AT decompressed bytes of
-one batch. Refuses to know what a record means.
+Bounds: the bounds of `Room`; MAX_TOPICS decided names or ids, and no copies for further ids; MAX_DECODED_BYTES
+decompressed bytes of one batch. Refuses to know the meaning of a record.
 """
 
 from collections.abc import Mapping
@@ -17,10 +18,10 @@ from kproxy.protocol.records import Batch as Records
 from kproxy.wire.bodies.found import Batch, Room
 
 LOGS = ("__consumer_offsets", "__transaction_state")
-BATCH_BYTES = 1 << 20  # brokers take 1 MiB unless they are configured otherwise
+BATCH_BYTES = 1 << 20  # the default limit of brokers
 ALL_BYTES = 16 << 20
 MAX_TOPICS = 65_536
-LOOKED_AT = 1 << 20
+MAX_DECODED_BYTES = 1 << 20
 
 
 class Logs(Room):
@@ -28,11 +29,11 @@ class Logs(Room):
 
     def __init__(self, batch_bytes: int = BATCH_BYTES, all_bytes: int = ALL_BYTES) -> None:
         super().__init__(self.may_be, batch_bytes, all_bytes)
-        self._decided: dict[str | int | None, bool] = dict.fromkeys(LOGS, True)  # by name, or by the id's number
+        self._decided: dict[str | int | None, bool] = dict.fromkeys(LOGS, True)  # key: topic name, or id as an integer
         self.doubted: set[int] = set()  # undecided ids with a dropped control batch
 
     def may_be(self, topic: str | None, topic_id: UUID | None) -> bool:
-        """Return whether batches of a topic are copied; those of an undecided id are copied to decide it."""
+        """Return whether batches of a topic are copied; batches of an undecided id are copied to decide it."""
         if topic is not None or topic_id is None:
             return topic in self._decided
         decided = self._decided.get(topic_id.int)
@@ -55,7 +56,7 @@ class Logs(Room):
         if batch.topic is not None or batch.topic_id is None:
             return True
         decided = self._decided.get(batch.topic_id.int)
-        if decided is None and not batch.header.is_control:  # control batches are alike in all topics
+        if decided is None and not batch.header.is_control:  # control batches have the same layout in all topics
             decided = self._decided[batch.topic_id.int] = _is_like(batch.header, batch.copy.data)
         elif decided is None and len(self.doubted) < MAX_TOPICS:
             self.doubted.add(batch.topic_id.int)
@@ -66,7 +67,7 @@ def _is_like(header: object, data: bytearray) -> bool:
     """Return whether all records of a batch decode as records of one of `LOGS`."""
     for log in LOGS:
         try:
-            for record in Records(header, memoryview(data)).records(LOOKED_AT):  # type: ignore[arg-type]
+            for record in Records(header, memoryview(data)).records(MAX_DECODED_BYTES):  # type: ignore[arg-type]
                 decode_record(log, record)
         except KproxyError:
             continue

@@ -1,10 +1,10 @@
 """The emitters: they generate the Python code that reads the bodies of one API, version and side.
 
 Duty: place the statements of `fields.Wanted` in the walk over the schema (`protocol.plans`), and read record batch
-headers on the way; payloads are skipped by their length. There are two forms of the same code: a function over a body
-that is complete in a buffer, and a generator that suspends where a piece ends inside a value. Bounds: one plan per API,
-version, side and detail, kept for ever; a string of at most MAX_TEXT bytes. Raises Malformed for bytes that cannot be a
-body, and nothing else. Knows neither frames nor who runs the generator.
+headers; the code skips payloads by their length. It has two forms: a function over a body that is complete in a buffer,
+and a generator that suspends where a piece ends inside a value. Bounds: one plan per API, version, side and detail,
+kept for ever; a string of at most MAX_TEXT bytes. Raises Malformed for bytes that cannot be a body, and nothing else.
+Knows neither frames nor the caller of the generator.
 """
 
 from collections.abc import Callable, Generator
@@ -42,9 +42,9 @@ from kproxy.wire.bodies.found import (
     Sums,
 )
 
-# Yields (position in the buffer it has, bytes needed there), is sent the next (buffer, position, end, far), and returns
-# the position of the body's end. Both positions may be beyond the end. Up to `far`, which is no less than the end, the
-# headers of batches may be read that follow on one another, at most MAX_LOOKS of them beyond the end.
+# Yields (position in the current buffer, bytes needed there), receives the next (buffer, position, end, far), and
+# returns the position of the body's end. Both positions may be beyond the end. The generator may read headers of
+# consecutive batches up to `far`, which is at least the end, and at most MAX_LOOKS headers beyond the end.
 Walk = Generator[tuple[int, int], tuple[Buffer, int, int, int], int]
 
 MAX_LOOKS = 32
@@ -53,15 +53,15 @@ MAX_TEXT = 0x7FFF  # the longest string that Kafka's non-compact length can stat
 
 
 class Streamed(Protocol):
-    """The methods that a generator calls on its Found. `pos` is a position in the buffer that it was sent last."""
+    """The methods that a generator calls on its Found. `pos` is a position in the last buffer that it received."""
 
-    looks: int  # headers of batches that were read since the records began, or were continued
+    looks: int  # headers of batches read since the records began or continued
 
     def begin_batch(self, batch: Batch, buffer: Buffer, pos: int, end: int) -> None:
         """A complete batch begins at `pos`; its bytes may continue in later pieces."""
 
     def may_be_log(self, topic: str | None, topic_id: UUID | None) -> bool:
-        """Whether the batches of a topic are copied as those of a log."""
+        """Return whether the batches of a topic are copied as batches of a coordinator's log."""
 
     def begin_logged(self, batch: Batch, buffer: Buffer, pos: int, end: int) -> None:
         """A complete batch of a log begins at `pos`; its bytes may continue in later pieces."""
@@ -73,19 +73,19 @@ class Streamed(Protocol):
         """The array of addresses begins at `pos`."""
 
     def release(self, buffer: Buffer, pos: int, entries: int, tags: int) -> None:
-        """The array of addresses, of `entries` elements, and the count of the tags behind it end before `pos`."""
+        """The array of addresses, of `entries` elements, and the tag count after it end before `pos`."""
 
     def mark_head(self, pos: int) -> None:
-        """The head of the answer (see `fields.head_array`) ends before `pos`."""
+        """The head of the response (see `fields.head_array`) ends before `pos`."""
 
 
 @cache
 def body_reader(api_key: int, version: int, side: str, detail: int, logs: bool = False) -> Callable[..., Found]:
     """Return read(buffer, start, end) -> Found for bodies that are complete in a buffer.
 
-    It finds what a BodyWalker finds, at half the cost. `start` is the byte behind the correlation id. Bytes of the
-    frame behind the body are allowed, as the protocol does. With RECORDS a fourth argument is the Room for copies, with
-    `logs` the last one is the Logs. `read` raises Malformed.
+    The function finds the same values as a BodyWalker, at half the cost. `start` is the byte after the correlation id.
+    The frame may have further bytes after the body, as the protocol permits. With RECORDS the fourth argument is the
+    Room for copies; with `logs` the last argument is the Logs. `read` raises Malformed.
     """
     return WholeBody(api_key, version, side, detail, logs).plan()
 
@@ -103,7 +103,7 @@ class _Body(Plan):
 
     utf8 = "replace"
     walks_all_tags = True
-    may_be_log: ClassVar[str]  # the function of that name, as the code calls it
+    may_be_log: ClassVar[str]  # the expression by which the code calls the function of that name
 
     def __init__(self, api_key: int, version: int, side: str, detail: int, logs: bool = False) -> None:
         wanted = Wanted(api_key, version, side, detail)
@@ -205,17 +205,17 @@ class _Body(Plan):
         return None
 
     def begin_records(self) -> None:
-        """Emit what stands before the first batch of a records field."""
+        """Emit the code before the first batch of a records field."""
 
     def need_header(self) -> None:
         """Emit the wait for the header of a batch, of `size` bytes."""
         self.need("size")
 
     def end_records(self) -> None:
-        """Emit what stands behind the last batch of a records field."""
+        """Emit the code after the last batch of a records field."""
 
     def read_header(self) -> None:
-        """Stop at bytes that are no batch header, or an incomplete one: only complete batches are counted."""
+        """Emit the reading of a header, up to an incomplete one or other bytes: only complete batches are counted."""
         self.line("try: header = read_header(buffer, pos, pos + left)")
         self.line("except ProtocolError: break")
         self.line("if header is None: break")
@@ -252,11 +252,11 @@ class _Body(Plan):
         return f"new(Batch, (topic, topic_id, of_partition, header, {partial}, {valid}, {copy}))"
 
     def whole_batch(self) -> None:
-        """Emit what is done with the complete batch that begins at `pos`."""
+        """Emit the handling of the complete batch that begins at `pos`."""
         raise NotImplementedError
 
     def logged_batch(self) -> None:
-        """Emit what is done with the complete batch of a log that begins at `pos`."""
+        """Emit the handling of the complete batch of a coordinator's log that begins at `pos`."""
         raise NotImplementedError
 
     def sum_up(self) -> None:
@@ -319,10 +319,10 @@ class WholeBody(_Body):
 class StreamedBody(_Body):
     """The generator function plan(found) -> Walk; `found` is a Found that is also a Streamed.
 
-    In the generated code `pos` is a position in the current buffer, and `base + pos` the same position counted from
-    the start of the body, which stays valid when the buffer changes.
+    `pos` in the generated code is a position in the current buffer; `base + pos` is the same position counted from the
+    start of the body, which stays valid when the buffer changes.
 
-    neutralise: call `hide_tag` or `hold` and `release` where the answer contains addresses.
+    neutralise: call `hide_tag` or `hold` and `release` where the response contains addresses.
     marks_head: call `mark_head` at the end of the head.
     """
 
@@ -370,7 +370,7 @@ class StreamedBody(_Body):
 
     def begin_records(self) -> None:
         self.line("looks = 0")
-        if self.detail >= CHECKED:  # the bytes of batches are wanted in order
+        if self.detail >= CHECKED:  # the checksum and the copy need the bytes of batches in order
             self.line("far = end")
         elif self.logs:
             self.line("if is_log: far = end")
@@ -408,7 +408,7 @@ class StreamedBody(_Body):
                 self.line("pos += 1")
                 self.line(f"{var} |= (byte & 127) << shift")
             self.fault(f"{var} > 0xFFFF_FFFF", "a varint of more than 32 bits")
-            if self.strict:  # `hide_tag` changes one byte, so a tag number must be in its shortest form
+            if self.strict:  # `hide_tag` changes one byte, so a tag number must have its shortest form
                 self.fault("not byte", "a varint with a needless byte")
 
     def tag_read(self, path: str, tag: str) -> None:

@@ -1,13 +1,13 @@
 """The walker: reads a body piece by piece as it arrives, and changes addresses in it without changing its size.
 
-Duty: run the generator of `plans` over the pieces, carry the bytes of a value that two pieces share, take checksums and
-copies of batches as their bytes pass, and return edits that hide addresses. The size of the frame was sent before, so
-an edit never changes the length of the body. A piece that lies inside a payload costs one comparison.
+Duty: run the generator of `plans` over the pieces, keep the bytes of a value that straddles two pieces, compute
+checksums and make copies of batches, and return edits that hide addresses. The size of the frame has already been sent,
+so an edit never changes the length of the body. A piece that lies inside a payload costs one comparison.
 
 Bounds: the bytes of one value that straddles two pieces (32 KiB: a string), MAX_TAIL bytes held back, the limits of
 `found`, and the partitions and batches that one piece names, if the owner takes them after each `feed`. A peer's bytes
-never raise: a fault ends the reading and is kept in `fault`. Knows no frames, no pairing, and nothing of the API that
-it reads: the plan does.
+never raise: a fault ends the reading, and `fault` has it. Knows no frames, no pairing and no API: the plan knows the
+API.
 """
 
 from functools import cache
@@ -25,26 +25,26 @@ Edit = tuple[int, int, bytes]  # replace the piece's bytes [start, end) by these
 
 MAX_TAIL = 64 * 1024  # enough for the addresses of about a thousand brokers
 
-# Addresses are hidden under this number of a tagged field, because clients skip unknown ones. It is the highest that
-# takes one byte. Kafka assigns numbers from 0 upwards, so that it will use this one last. Tags behind it may have lower
-# numbers, which clients accept.
+# The walker hides addresses under this tag number, because clients skip unknown tags. It is the highest number of one
+# byte. Kafka assigns numbers from 0 upwards, so it will use this one last. Later tags may have lower numbers, which
+# clients accept.
 UNKNOWN_TAG = 127
 
 
 class BodyWalker(Found):
-    """Reads one body, of a "request" or a "response"; `feed` takes its bytes in order, from behind the correlation id.
+    """Reads the body of a "request" or a "response"; `feed` takes its bytes in order, from after the correlation id.
 
     detail: SUMS fills `sums`, TOPICS `partitions`, BATCHES also `batches`, each in wire order. The owner
     takes them and clears the lists after each `feed`, so that memory does not grow with the body.
-    room: for copies of batches, with RECORDS.
-    logs: for copies of batches of coordinators' logs, in `logged`.
-    ahead_bytes: how many bytes to skip before the body, such as a frame's size and correlation id.
+    room: memory for copies of batches, with RECORDS.
+    logs: memory for copies of batches of coordinators' logs, in `logged`.
+    ahead_bytes: the number of bytes to skip before the body, such as a frame's size and correlation id.
     marks_head: set `head_end` where the head ends (`fields.head_array`).
-    neutralise: hide the addresses of an answer. Those of a Fetch are in a tagged field, whose number is changed as it
-    passes. Those of a ShareFetch are an array, which is emptied; a tagged field fills its place. That field begins with
-    its size, so the array and the count of the tags behind it are held back until they are complete, and then returned
-    as one edit. Nothing else is held back. After a `fault` an owner that rewrites must close the connection, because
-    the bytes that follow could contain addresses.
+    neutralise: hide the addresses of a response. Fetch has them in a tagged field: an edit changes the tag number.
+    ShareFetch has them in an array: an edit empties the array and fills its place with a tagged field. That field
+    begins with its size, so the walker holds back the array and the tag count after it until they are complete, and
+    then returns them as one edit. It holds back nothing else. After a `fault` an owner that rewrites must close the
+    connection, because the bytes that follow could contain addresses.
     """
 
     def __init__(
@@ -68,20 +68,20 @@ class BodyWalker(Found):
         self.neutralised = False  # whether addresses were hidden
         self.fault: Malformed | None = None
         self.left_out = 0  # counted by the owner: partitions and batches that it dropped
-        self.looks = 0  # headers of batches that were read by the last `feed`, about
+        self.looks = 0  # approximate number of batch headers that the last `feed` read
 
         self._carry = b""  # the beginning of a value that continues in the next piece; already forwarded
         self._held: bytearray | None = None
         self._held_from = 0
         self._edits: list[Edit] | None = None
         self._offset = 0  # difference from a position of the generator to one in the piece
-        self.is_done = False  # nothing more is read: only bytes behind the body follow, or there was a fault
+        self.is_done = False  # the walker reads no more: the body has ended, or there was a fault
         self._room = room
-        self._batch: Batch | None = None  # the one whose bytes are being checked
+        self._batch: Batch | None = None  # the batch whose checksum is in progress
         self._checksum: Checksum | None = None
         self._logs = logs
-        self._log: Batch | None = None  # the one whose bytes are being copied
-        self._log_left = 0  # bytes of it to come
+        self._log: Batch | None = None  # the batch of a coordinator's log whose copy is in progress
+        self._log_left = 0  # its bytes that have not arrived
         self.head_end: int | None = None  # with `marks_head`: a position in the current piece
         self._walk = body_walk(api_key, api_version, side, detail, neutralise, marks_head, logs is not None)(self)
         _, self._need = next(self._walk)
@@ -89,8 +89,8 @@ class BodyWalker(Found):
     def feed(self, piece: Buffer, start: int, end: int, far: int = 0) -> list[Edit] | None:
         """Read the next bytes of the body, piece[start:end]; return the edits to make in them, in order, or None.
 
-        far: where the bytes of the piece end, if that is beyond `end`. Batches that follow on one another are then read
-        beyond `end`, so that fewer calls step from header to header; `ahead_bytes` then has the distance.
+        far: the end of the piece's bytes, if it is beyond `end`. The walker may then read headers of consecutive
+        batches beyond `end`, which saves calls; `ahead_bytes` then has the distance.
         """
         self._edits = None
         self.looks = 0
@@ -119,7 +119,7 @@ class BodyWalker(Found):
         return self._edits
 
     def finish(self) -> None:
-        """The frame has ended: a body that has not is a fault."""
+        """Handle the end of the frame: an incomplete body is a fault."""
         if self.fault is None and (not self.is_done or self.ahead_bytes > 0):
             self._end_with(Malformed("the body is cut short"))
         self.complete()
@@ -147,15 +147,15 @@ class BodyWalker(Found):
                 self._copy_log(piece, stop, end)
         if ahead >= carried:
             return ahead + self._offset
-        self._carry = joined[ahead:]  # it peeked further than it moved: a batch may be shorter than a header
+        self._carry = joined[ahead:]  # the generator read beyond its position: a batch may be shorter than a header
         return stop
 
     def _end_with(self, fault: Malformed) -> None:
         self.is_done = True
         self.fault = fault
 
-    # Called by the generator (plans.Streamed). Adding `_offset` to its positions gives positions in the piece. A value
-    # read on its own, such as a tag number or a count, always ends in the piece, never in `_carry`.
+    # The generator calls these methods (plans.Streamed). Its position plus `_offset` is a position in the piece. A
+    # value that it reads separately, such as a tag number or a count, always ends in the piece, never in `_carry`.
 
     def begin_batch(self, batch: Batch, buffer: Buffer, pos: int, end: int) -> None:
         """Start the checksum, and perhaps a copy, of the batch that begins at `pos`."""
@@ -178,12 +178,12 @@ class BodyWalker(Found):
             self._checksum = self._batch = None
 
     def may_be_log(self, topic: str | None, topic_id: UUID | None) -> bool:
-        """Return whether the batches of a topic are copied as those of a log."""
+        """Return whether the batches of a topic are copied as batches of a coordinator's log."""
         assert self._logs is not None
         return self._logs.may_be(topic, topic_id)
 
     def begin_logged(self, batch: Batch, buffer: Buffer, pos: int, end: int) -> None:
-        """Start a copy of the batch of a log that begins at `pos`, if there is room."""
+        """Start a copy of the batch of a coordinator's log that begins at `pos`, unless it exceeds a limit."""
         assert self._logs is not None
         size = batch.header.size_bytes
         copy = self._logs.copy(batch.topic, batch.topic_id, size)
@@ -204,7 +204,7 @@ class BodyWalker(Found):
                 self.logged.append(batch)
 
     def hide_tag(self, pos: int) -> None:
-        """Make the field with the addresses unknown: its tag number is the byte before `pos`."""
+        """Replace the tag number of the field with the addresses, the byte before `pos`, by an unknown one."""
         self._edit(pos + self._offset - 1, pos + self._offset, bytes((UNKNOWN_TAG,)))
         self.neutralised = True
 
@@ -218,7 +218,7 @@ class BodyWalker(Found):
         self._held_from = pos + self._offset
 
     def release(self, buffer: Buffer, pos: int, entries: int, tags: int) -> None:
-        """Replace what is held, the array of addresses and the count of the tags behind it, by an empty array."""
+        """Replace the held bytes, the array of addresses and the tag count after it, by an empty array and a filler."""
         held = self._held
         assert held is not None
         held += buffer[self._held_from : pos]
@@ -242,7 +242,7 @@ class BodyWalker(Found):
 
 
 def _emptied(size: int, tags: int) -> bytes:
-    """Return `size` bytes: an empty compact array, `tags` plus one, and an unknown tag that fills the rest."""
+    """Return `size` bytes: an empty compact array, the tag count `tags` + 1, and an unknown tag that fills the rest."""
     head = b"\1" + write_uvarint(tags + 1) + bytes((UNKNOWN_TAG,))
     room = size - len(head)
     width = next(width for width in range(1, 6) if room - width < 1 << 7 * width)
@@ -255,7 +255,7 @@ def _emptied(size: int, tags: int) -> bytes:
 
 @cache
 def empty_rest(api_key: int, version: int) -> bytes:
-    """Return what follows the head in an otherwise empty answer: appended to a head, it completes the answer."""
+    """Return the bytes after the head in a response without further contents; appended to a head, they complete it."""
     frame = bytes(8) + encode_response(api_key, version, {"correlationId": 0}, {})[4:]
     walker = BodyWalker(api_key, version, marks_head=True, ahead_bytes=8)
     walker.feed(frame, 0, len(frame))

@@ -1,9 +1,10 @@
 """Decisions of a session's owner about a request before it is forwarded: forward, replace, answer, or close.
 
-The owner selects requests per (api key, version) (`Interest.authorizes`); all others pass as if there were no
-authorizer. A request whose body is needed is held until it is complete, then decided inside the same call, so that
-nothing overtakes it. A decision that takes longer than a call may is made in slices (`Later`, slow_work.py), while the
-request is held. Bounds: MAX_HELD_REQUEST of one request, the Interest's HeldBudget of all sessions together.
+The owner selects requests per (api key, version) (`Interest.authorizes`); kproxy forwards all others as without an
+authorizer. If a decision needs the body, the session holds the request until it is complete and decides it inside the
+same call, so that nothing overtakes it. A decision that would exceed the time of one call is made in slices (`Later`,
+slow_work.py), while the request is held. Bounds: MAX_HELD_REQUEST bytes of one request, and the Interest's HeldBudget
+for all sessions together.
 
 Refuses to know the basis of decisions: rules, identities, bodies.
 """
@@ -15,14 +16,14 @@ from kproxy.protocol import codec
 from kproxy.wire import frames
 from kproxy.wire.events import Exchange
 
-MAX_HELD_REQUEST = 16 * 1024 * 1024  # brokers take records of 1 MiB by default, and producers send that much at once
+MAX_HELD_REQUEST = 16 * 1024 * 1024  # by default brokers accept records of 1 MiB, and producers send requests of 1 MiB
 
 
 class Answer(NamedTuple):
     """The broker does not get the request; `frame` is the response, sent after all older responses."""
 
     frame: bytes  # its 4-byte size included
-    errors: tuple[int, ...]  # every error code in it, for the event; the top level's first
+    errors: tuple[int, ...]  # every error code in it, for the event; the top-level code is the first
 
 
 class Replace(NamedTuple):
@@ -45,7 +46,7 @@ HOLD: Final = Hold()
 
 
 def answered(exchange: Exchange, body: codec.Body) -> Answer:
-    """Return the answer with this body to a request; its error is the body's top-level `errorCode`."""
+    """Return an Answer to a request, with this body; its error is the body's top-level `errorCode`."""
     plan = exchange.plan
     frame = codec.encode_response(plan.api_key, plan.api_version, {"correlationId": exchange.correlation_id}, body)
     code = body.get("errorCode", 0)
@@ -53,9 +54,9 @@ def answered(exchange: Exchange, body: codec.Body) -> Answer:
 
 
 class Later(NamedTuple):
-    """A decision or edit that takes more time than one call may.
+    """A decision or edit that would exceed the time of one call.
 
-    elsewhere: starts a computation in another thread, and calls its argument when `begin` need not wait for it.
+    elsewhere: starts a computation in another thread, and calls its argument when `begin` no longer waits for it.
     """
 
     begin: Callable[[memoryview], codec.Slices[Any]]  # frame (stays valid) -> the result
@@ -81,14 +82,14 @@ class Authorizer(Protocol):
 
     @property
     def is_quiet(self) -> bool:
-        """Return whether no answer to an earlier request is awaited."""
+        """Return whether the authorizer waits for no response to an earlier request."""
         ...
 
     def deciding_fields(self, exchange: Exchange, head: Any) -> frozenset[str] | None:
-        """Return the paths of the fields by which requests of this plan and client id are decided, once and for all.
+        """Return the paths of the fields that determine the decision about requests of this plan and client id.
 
-        Empty: all are forwarded unchanged. None: each is decided by itself. `head` begins with the request's 4-byte
-        size, and has all of its client id. The answer holds until the session reads another request.
+        Empty: all are forwarded unchanged. None: each is decided separately. `head` begins with the request's 4-byte
+        size, and has all of its client id. The result is valid until the session reads another request.
         """
         ...
 
@@ -97,7 +98,7 @@ class Authorizer(Protocol):
         ...
 
     def edit(self, exchange: Exchange, frame: Any) -> bytes | Later | None:
-        """Return the edited response of such a request, before addresses are replaced; None: unchanged.
+        """Return the edited response to a request with a held plan, before addresses are replaced; None: unchanged.
 
         `frame` begins with its 4-byte size. Raises ProtocolError, also from the slices of a Later; it closes the
         connection.
@@ -105,5 +106,5 @@ class Authorizer(Protocol):
         ...
 
     def too_large(self, exchange: Exchange) -> None:
-        """Learn that a request was not decided: it exceeds a limit for held requests, and the connection is closed."""
+        """Note that a request was not decided: it exceeds a limit for held requests, and the connection is closed."""
         ...

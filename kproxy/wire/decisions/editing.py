@@ -1,7 +1,7 @@
 """Large responses that the authorizer edits in slices (`slow_work.py`), while the broker's next bytes wait.
 
-The edited response is then read like one from the broker: a small one whole, a large one by the walker, its head
-held for the transform. Bound: the frame, in the budget for held bytes. Refuses to know the edit.
+The session then reads the edited response like one from the broker: a small one in one call, a large one with the
+walker, whose head is held for the transform. Bound: the frame, in the budget for held bytes. Refuses to know the edit.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from kproxy.wire.state import SMALL_BODY
 
 
 class Editing(ClientSide):
-    """The part of the broker's side that edits large answers."""
+    """The part of the broker's side that edits large responses."""
 
     __slots__ = ()
 
@@ -35,11 +35,11 @@ class Editing(ClientSide):
         work = SlowWork(exchange, edit.begin, bytes(frame))
         work.held_bytes = len(frame)
         self._broker_exchange = exchange
-        self._broker_left = len(frame)  # nothing of it was forwarded: later own responses wait
+        self._broker_left = len(frame)  # no byte of it was forwarded: later own responses wait
         self._begin_slow(BROKER, work)
 
     def _editing(self, view: Any, now: int) -> list[Piece]:
-        """Do a slice of the edit of the broker's last response; its further frames wait."""
+        """Do a slice of the edit of the broker's last response; the broker's next frames wait."""
         pieces: list[Piece] = []
         work = self.slow[BROKER]
         assert work is not None
@@ -57,7 +57,7 @@ class Editing(ClientSide):
         return pieces
 
     def _edited(self, work: SlowWork, pieces: list[Piece], now: int) -> bool:
-        """Read an edited response if it is small, else begin its walk. False: a fatal fault."""
+        """Read an edited response if it is small, otherwise begin its walk. False: a fatal fault."""
         exchange = work.exchange
         try:
             edited: bytes | None = work.take()
@@ -89,7 +89,7 @@ class Editing(ClientSide):
         """Walk an edited response up to this call's limit; return whether it was read to its end."""
         exchange, frame = work.exchange, work.frame
         response_bytes = exchange.response_bytes
-        exchange.response_bytes = len(frame)  # the size in the forwarded head must be that of the edited frame
+        exchange.response_bytes = len(frame)  # the forwarded head must have the size of the edited frame
         self._handlers[BROKER] = type(self)._answers
         reading = Reading(BROKER, frame, now, pieces)
         reading.pos = work.at

@@ -1,9 +1,9 @@
 """Requests that are decided before they are forwarded: held until they are complete and decided.
 
-A request that is needed complete is copied as it arrives. If its decision takes more time than a call may (`Later`), or
-if it is large and read for its topic-partitions, the work is done in slices (`slow_work.py`): the client's next bytes
-wait meanwhile, and the broker's side continues. Bounds: MAX_HELD_REQUEST, and the budget for held bytes. Refuses to
-know the basis of decisions.
+If the decision needs the complete request, the session copies the request as it arrives. If the decision would exceed
+the time of one call (`Later`), or if the request is large and read for its topic-partitions, the work is done in slices
+(`slow_work.py`): the client's next bytes wait meanwhile, and the broker's side continues. Bounds: MAX_HELD_REQUEST, and
+the budget for held bytes. Refuses to know the basis of decisions.
 """
 
 from collections.abc import Generator
@@ -28,8 +28,8 @@ class Holding(RawSaslSides):
     def _authorize(self, exchange: Exchange, view: Any, pos: int, stop: int, now: int) -> Any:
         """Let the authorizer decide the request at `pos`, which ends at `stop` or later.
 
-        Return None to forward it unchanged, else the bytes that the broker gets instead: b"" if the request is held,
-        answered or refused.
+        Return None to forward it unchanged, otherwise the bytes that the broker gets instead: b"" if the request is
+        held, answered or refused.
         """
         authorizer = self._authorizer
         if authorizer is None:
@@ -95,7 +95,7 @@ class Holding(RawSaslSides):
             keep_request(exchange.plan.kept, exchange, frame)
 
     def _decide_later(self, exchange: Exchange, decision: Later, frame: Any, now: int) -> bytes:
-        """Hold a request that is complete in a view, until a decision that takes longer than this call."""
+        """Hold a request that is complete in a view, until a later call has its decision."""
         if not self._interest.held.take(len(frame), now, self):
             self._cannot_hold(exchange, "held_too_many", self._no_room(exchange), now)
             return b""
@@ -106,7 +106,7 @@ class Holding(RawSaslSides):
         return b""
 
     def _deciding(self, view: Any, now: int) -> list[Piece]:
-        """Do a slice of the decision of the client's last request; its further frames wait."""
+        """Do a slice of the decision about the client's last request; the client's next frames wait."""
         pieces: list[Piece] = []
         work = self.slow[CLIENT]
         assert work is not None
@@ -152,7 +152,7 @@ class Holding(RawSaslSides):
         self._client_held = self._client_exchange = None
         exchange.request_end = now
         if not self._client_swallow:
-            if exchange.plan.request_reader is not None and len(frame) <= SMALL_BODY:  # else it has been walked
+            if exchange.plan.request_reader is not None and len(frame) <= SMALL_BODY:  # a larger body has been walked
                 self._read_request(exchange, frame, 0, len(frame), now, kept=True)
             pieces.append((BROKER, frame if replacement is None else replacement))
         self._whole_request(exchange, pieces, now)
@@ -173,7 +173,7 @@ class Holding(RawSaslSides):
         )
 
     def give_up_held(self, now: int) -> None:
-        """Close the session, because its held request has used the common budget for too long; none of it is sent."""
+        """Close the session, because its held request has used the common budget for too long; send no byte of it."""
         exchange = self._client_exchange
         if self._client_held is not None and exchange is not None:
             text = (

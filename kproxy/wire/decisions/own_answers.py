@@ -1,9 +1,9 @@
 """kproxy's own responses: each is sent after the responses to all older requests of its connection.
 
-Own responses accumulate if a client pipelines requests behind one that the broker answers slowly. So waiting ones count
-in the sessions' `HeldBudget`, and a session with more than MAX_OWN_BYTES of them reads no further request before some
-have been sent. Bound per connection: MAX_OWN_BYTES and one response, which is about as large as its request at most
-(MAX_HELD_REQUEST). Refuses to know why kproxy answers.
+Own responses accumulate if a client pipelines requests after one that the broker answers slowly. Therefore waiting own
+responses count in the sessions' `HeldBudget`, and a session with more than MAX_OWN_BYTES of them reads no further
+request before some have been sent. Bound per connection: MAX_OWN_BYTES and one response, which is at most about as
+large as its request (MAX_HELD_REQUEST). Refuses to know why kproxy answers.
 """
 
 from functools import cache
@@ -29,7 +29,7 @@ class OwnAnswers(SessionState):
 
     @property
     def owes(self) -> bool:
-        """Return whether so many own responses wait for older ones that no further request is read."""
+        """Return whether own responses that wait for older ones exceed MAX_OWN_BYTES: no further request is read."""
         return self._handlers[CLIENT] is type(self)._owing
 
     def _swallow(self, exchange: Exchange, answer: Answer) -> None:
@@ -40,7 +40,7 @@ class OwnAnswers(SessionState):
         self._own_answers[exchange.number] = answer
 
     def _swallowed(self, exchange: Exchange, pieces: list[Piece], now: int) -> None:
-        """Complete a withheld request: send its response, or let it wait and count it."""
+        """Complete a withheld request: send its response, or count the response and let it wait."""
         self._client_swallow = False
         self._send_own_answers(pieces, now, exchange)
         answer = self._own_answers and self._own_answers.get(exchange.number)
@@ -64,7 +64,7 @@ class OwnAnswers(SessionState):
         return []
 
     def _send_own_answers(self, pieces: list[Piece], now: int, fresh: Exchange | None = None) -> None:
-        """Send own responses without an older pending request. The one to `fresh` is not counted yet."""
+        """Send own responses without an older pending request. The response to `fresh` is not counted yet."""
         pending = self.pending
         while self._own_answers and pending and not self._broker_left:
             exchange = pending[0]

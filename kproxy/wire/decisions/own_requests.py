@@ -1,8 +1,8 @@
 """Requests of the session's owner on a client's connection: inserted between two of the client's requests.
 
 An owner that has logged in uses them to reauthenticate (KIP-368), one at a time. The broker answers such a request in
-order, the client does not get the response, and its event is emitted like any other. Bound: MAX_OWN_ANSWER bytes of a
-response. Refuses to know the contents of requests.
+order, the client does not get the response, and the session emits its event like any other. Bound: MAX_OWN_ANSWER bytes
+of a response. Refuses to know the contents of requests.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class OwnRequests(OwnAnswers):
         Call it only while the client's side is between two frames and no other such request is pending. Return the
         pieces to send: none if a side of the connection is not framed.
         """
-        assert self._asked is None and not self._client_left
+        assert self._own_request is None and not self._client_left
         if self._handlers[CLIENT] is not type(self)._requests or self._handlers[BROKER] is not type(self)._answers:
             return []
         length, key_version, correlation_id = frames.REQUEST_HEAD.unpack_from(frame, 0)
@@ -41,7 +41,7 @@ class OwnRequests(OwnAnswers):
         exchange.client_id = client_id
         self._number += 1
         self.pending.append(exchange)
-        self._asked = exchange, take
+        self._own_request = exchange, take
         return [(BROKER, memoryview(frame))]
 
     @property
@@ -56,9 +56,9 @@ class OwnRequests(OwnAnswers):
 
     def _take_own(self, exchange: Exchange, frame: bytes) -> bytes:
         """Pass the complete response to the owner's request to `take`; return b"", so that none of it is forwarded."""
-        assert self._asked is not None
-        take = self._asked[1]
-        self._asked = None
+        assert self._own_request is not None
+        take = self._own_request[1]
+        self._own_request = None
         exchange.decoded = FULL
         take(frame)
         return b""

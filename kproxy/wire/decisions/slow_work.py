@@ -1,4 +1,4 @@
-"""Work on one frame that takes longer than a call of a session may: done in slices, so that others run in between.
+"""Work on one frame that would exceed the time of one call: done in slices, so that other sessions run in between.
 
 A session with such work keeps the frame, puts the rest of its view into `Session.backlog` and the work into
 `Session.slow`. Each `resume` of that side does one slice; an owner with many sessions does the slices itself instead,
@@ -42,15 +42,15 @@ class SlowWork:
     ) -> None:
         self.exchange = exchange
         self.elsewhere = elsewhere  # the owner calls it once: see `Later`
-        self.frame = memoryview(frame)  # replaced by the edited frame, which begins with its size too
+        self.frame = memoryview(frame)  # begins with its size; an edited frame replaces it
         self.is_done = False
         self.result: Any = None
         self.fault: Exception | None = None  # the exception that ended it
         # The session sets these:
         self.is_obeyed = False  # the result was applied, and the frame is being walked
-        self.held_bytes = 0  # of a response, in the budget for held bytes
+        self.held_bytes = 0  # bytes of a response in the budget for held bytes
         self.kept: tuple[Kept | None, Any] = None, None  # the unedited response, and the Kept that keeps it
-        self.at = 0  # position of the walk
+        self.at = 0  # position of the walk in the frame
         self._begin: Callable[[memoryview], Generator[None, None, Any]] | None = begin
         self._slices: Generator[None, None, Any] | None = None
 
@@ -69,11 +69,11 @@ class SlowWork:
         return self.is_done
 
     def restart(self) -> None:
-        """Drop the results of the slices so far; the next step begins anew."""
+        """Drop the results of the slices so far; the next step begins again."""
         self._slices = None
 
     def drop(self) -> None:
-        """Drop the work: its result is not needed any more."""
+        """Drop the work: its result is no longer needed."""
         self._end(None, None)
 
     def take(self) -> Any:
@@ -93,14 +93,14 @@ NOTHING_SLOW: tuple[SlowWork | None, SlowWork | None] = (None, None)
 
 
 class SlowSides:
-    """The part of a session whose sides can have such work."""
+    """The part of a session that has the slow work of its sides."""
 
-    __slots__ = ("_handlers", "_interest", "_is_odd", "_rest", "slow")
+    __slots__ = ("_handlers", "_interest", "_needs_finish", "_rest", "slow")
 
     slow: tuple[SlowWork | None, SlowWork | None]  # per side: work that precedes its backlog
     _handlers: list[Any]
     _interest: Interest
-    _is_odd: bool
+    _needs_finish: bool
     _rest: Any
 
     def _begin_slow(self, side: int, work: SlowWork) -> None:
@@ -109,11 +109,11 @@ class SlowSides:
         self._handlers[side] = type(self)._deciding if side == CLIENT else type(self)._editing
 
     def _end_slow(self, side: int, view: Any) -> None:
-        """End the work of a side, which continues with this view."""
+        """End the work of a side; the side continues with this view."""
         self.slow = (None, self.slow[1]) if side == CLIENT else (self.slow[0], None)
         self._handlers[side] = type(self)._requests if side == CLIENT else type(self)._answers
         self._rest = view
-        self._is_odd = True
+        self._needs_finish = True
 
     def _drop_slow(self) -> None:
         """Drop the work of both sides, which are closed."""

@@ -1,10 +1,10 @@
 """Both sides between a successful SaslHandshake v0 and the end of the login: tokens without Kafka headers.
 
-Duty: forward tokens by their 4-byte size, and find the first frame after them. Client and broker take turns: the
-client's bytes after an unanswered handshake or token are forwarded only after the response, so that the broker reads
+Duty: forward tokens by their 4-byte size, and find the first frame after them. Client and broker take turns: kproxy
+forwards the client's bytes after an unanswered handshake or token only after the response, so that the broker reads
 them in the state that kproxy assumed. `sasl.py` decides which frames are tokens. A login has at most MAX_TOKENS tokens
 of the client, so that a peer cannot keep a connection busy with empty ones. At most sasl.MAX_TOKEN bytes wait, and they
-count in the sessions' HeldBudget. Bytes of a capture never wait: they were sent already.
+count in the sessions' HeldBudget. Bytes of a capture never wait, since they were sent already.
 
 Refuses to know the contents of a token: it is a secret.
 """
@@ -17,11 +17,11 @@ from kproxy.wire.events import BROKER, CLIENT, Exchange
 from kproxy.wire.login import sasl
 from kproxy.wire.reading import Piece, Reading
 
-MAX_TOKENS = 64  # of one login; GSSAPI takes three or four rounds
+MAX_TOKENS = 64  # tokens of the client in one login; GSSAPI takes three or four rounds
 
 
 class RawSaslSides(OwnRequests):
-    """The states of raw SASL."""
+    """The handlers of raw SASL."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class RawSaslSides(OwnRequests):
         """Continue with the client's waiting bytes, because the broker has answered."""
         waiting = self._take_waiting()
         if waiting:
-            brokers = self._rest, self._shift  # of the broker's current view
+            brokers = self._rest, self._shift  # state of the broker's current view
             self._rest, self._shift = memoryview(waiting), -len(waiting)
             pieces += self._read_rest(CLIENT, now)
             if self._unread is not None:
@@ -103,7 +103,7 @@ class RawSaslSides(OwnRequests):
             is_token = raw.is_token(view, pos, size)
             if is_token is None:
                 break
-            if raw.must_wait(is_token) and not self._doubts:
+            if raw.must_wait(is_token) and not self._may_be_damaged:
                 self._shift += pos
                 self._keep_waiting(view[pos:], "its token", now)
                 self._shift -= pos

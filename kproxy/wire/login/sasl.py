@@ -1,10 +1,10 @@
-"""SASL tokens without Kafka headers: the decision which frames of a client are tokens, and the count of replies due.
+"""SASL tokens without Kafka headers: which frames of a client are tokens, and how many replies are due.
 
 After a successful SaslHandshake v0 both sides send size-prefixed raw tokens (KIP-43; SaslHandshake v1 and
 SaslAuthenticate replaced them in KIP-152, but brokers still accept them). Tokens and requests have the same framing,
 and nothing on the wire marks the last token. So a frame counts as a token only if no broker executes it as a request:
 
-- during the mechanism's fixed number of rounds, which the broker's response to SaslHandshake opened;
+- during the mechanism's fixed number of rounds, which begin with the broker's response to SaslHandshake;
 - the single byte with which OAUTHBEARER acknowledges an error (RFC 7628, 3.2.3): too short for a request;
 - for a mechanism without a fixed number: the first frame, and frames that are too short or have no API key. Tokens of
   GSSAPI are empty, or begin with 0x60 (RFC 2743, 3.1) or 0x0504 (RFC 4121, 4.2.6.2).
@@ -31,9 +31,9 @@ class RawSasl:
 
     def __init__(self, mechanism: str) -> None:
         self.mechanism = mechanism
-        self.tokens = 0  # tokens of the client so far
+        self.tokens = 0  # number of the client's tokens so far
         self.replies = 0
-        self._rounds = self._due = _ROUNDS.get(mechanism, 0)  # expected tokens of the client, and replies
+        self._rounds = self._due = _ROUNDS.get(mechanism, 0)  # numbers of expected tokens of the client, and replies
         self.open_ended = self._rounds == 0  # GSSAPI and others: the number of rounds is not fixed
         self._extends = mechanism == "OAUTHBEARER"
 
@@ -68,6 +68,6 @@ class RawSasl:
 def is_bare_gssapi(key_version: int) -> bool:
     """Return whether a connection's first frame is a GSSAPI token without a handshake, as 0.9 clients send it.
 
-    Such a token opens with the ASN.1 tag 0x60 (RFC 2743, 3.1), which would be an api key of 24576 and more.
+    Such a token begins with the ASN.1 tag 0x60 (RFC 2743, 3.1), which would be an api key of 24576 or more.
     """
     return key_version >> 24 == 0x60

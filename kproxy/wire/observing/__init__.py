@@ -1,1 +1,1 @@
-"""Whole frames that are kept for later decoding, and the bytes that pass: for owners that need more than events."""
+"""Frames kept for later decoding, and observers of passing bytes, for owners that need more than events."""

@@ -1,4 +1,4 @@
-"""Frames of an exchange whose plan keeps them (`ApiPlan.kept`): from the request's first byte to the event.
+"""The frames of an exchange whose plan keeps them (`ApiPlan.kept`), between the request's first byte and the event.
 
 Duty: keep both `request_frame` and `response_frame` of an answered exchange, or neither (for `Kept.small` APIs only
 `response_frame` shows which). The bytes of the request count in the plan's `Kept` until the exchange is emitted.
@@ -22,14 +22,14 @@ def keep_request(kept: Kept, exchange: Exchange, frame: Any) -> None:
 
 
 def begin_request(kept: Kept, exchange: Exchange, size_bytes: int) -> FrameInParts | None:
-    """Begin to keep a request that comes in parts; None: a frame of that size is not kept."""
+    """Begin to keep a request that arrives in parts; None: a frame of that size is not kept."""
     exchange.request_frame = exchange.response_frame = None
     fits = kept.is_small if exchange.plan.api_key in kept.small else kept.fits
     return FrameInParts(kept) if fits(size_bytes) else None
 
 
 def end_request(kept: Kept, exchange: Exchange, parts: FrameInParts) -> None:
-    """Keep the complete request that came in parts."""
+    """Keep the complete request that arrived in parts."""
     frame = parts.take()
     if exchange.outcome is not ANSWERED:
         exchange.request_frame = frame
@@ -42,7 +42,7 @@ def end_request(kept: Kept, exchange: Exchange, parts: FrameInParts) -> None:
 
 
 def begin_answer(kept: Kept, exchange: Exchange, size_bytes: int) -> FrameInParts | None:
-    """Begin to keep a response that comes in parts; None: it is not kept."""
+    """Begin to keep a response that arrives in parts; None: it is not kept."""
     is_of_use = exchange.request_frame is not None or exchange.request_end == NONE
     return FrameInParts(kept) if is_of_use and kept.fits(size_bytes) else None
 
@@ -61,6 +61,6 @@ def keep_answer(kept: Kept, exchange: Exchange, frame: Any) -> None:
 
 
 def emitted(kept: Kept, exchange: Exchange) -> None:
-    """Stop counting the request's frame: it belongs to the owner of the event from now on."""
+    """Stop counting the request's frame, which belongs to the owner of the event from now on."""
     if exchange.request_frame is not None and exchange.plan.api_key not in kept.small:
         kept.release(len(exchange.request_frame))

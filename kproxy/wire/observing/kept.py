@@ -17,7 +17,7 @@ MAX_TOGETHER = 32 * 1024 * 1024
 MAX_SMALL = 1024  # largest frame of a `small` API, whose responses almost never have an error
 
 TOO_LARGE = "too_large"  # a frame beyond max_frame_bytes
-TOO_MANY = "too_many"  # limit_bytes are kept already
+TOO_MANY = "too_many"  # kept frames have reached limit_bytes
 GAP = "gap"  # a capture lost a part of the frame
 WHY = (TOO_LARGE, TOO_MANY, GAP)
 
@@ -27,8 +27,8 @@ class Kept:
 
     apis: API keys of exchanges whose frames are kept; Produce is not allowed.
     only_failed: APIs whose frames are kept only if the response has an error, such as Heartbeat.
-    small: APIs of `only_failed` so frequent that a response without an error must cost nothing: such an exchange keeps
-        its request_frame, and its response_frame is None.
+    small: APIs of `only_failed` so frequent that a response without an error must cost nothing: the exchange then
+        keeps its request_frame, and its response_frame is None.
     left_out: counts of exchanges that are not kept, by reason; an entry for GAP is optional.
     """
 
@@ -81,7 +81,7 @@ class Kept:
 
 
 class FrameInParts:
-    """The bytes of a frame in transit that have arrived, or none after a drop."""
+    """The bytes of a frame in transit that have arrived; no bytes after a drop."""
 
     __slots__ = ("_frame", "_kept")
 

@@ -14,14 +14,14 @@ UNKNOWN = -1
 
 
 class Observer(Protocol):
-    """An observer. It must not raise or keep views, and holds no reference to the session, or ends its watch itself."""
+    """An observer: it must not raise or keep views. One with a reference to the session must end its watch itself."""
 
     def before(self, session: Session, side: int) -> None:
         """Called before bytes of a side are read."""
         ...
 
     def passed(self, session: Session, side: int, view: Any, pieces: list[Piece], now_ns: int) -> None:
-        """Called after the read of all of `view` but the side's backlog. pieces: the pieces to send."""
+        """Called after all of `view` except the side's backlog was read. pieces: the pieces to send."""
         ...
 
 
@@ -63,7 +63,7 @@ def boundary(session: Session, side: int) -> int:
     """Return the bytes of a side before the first byte of its next frame; UNKNOWN: an incomplete header has passed,
     or the side has no frames.
 
-    For the client's side it counts bytes as read, for the broker's side bytes as forwarded to the client.
+    On the client's side these are bytes as read, on the broker's side bytes as forwarded to the client.
     """
     if session._handlers[side] is not (Session._requests, Session._answers)[side]:
         return UNKNOWN

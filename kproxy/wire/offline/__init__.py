@@ -1,1 +1,1 @@
-"""Sessions over captures, in which bytes may be missing; exchanges of many connections as columns."""
+"""Sessions over captures that may lack bytes; exchanges of many connections as columns."""

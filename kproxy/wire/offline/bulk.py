@@ -22,13 +22,13 @@ class Bodies:
     of: np.ndarray  # index of each row's exchange
     topics: Sequence[tuple[str | None, UUID | None]]  # name and id
     topic: np.ndarray  # index into `topics`
-    numbers: dict[str, np.ndarray]  # by the names of fields of `bodies.Partition`
+    numbers: dict[str, np.ndarray]  # numeric fields of `bodies.Partition`, by name
     texts: dict[str, Sequence[str | None]]  # group_id and metadata
     batch_of: np.ndarray  # index of each record batch's row
     batches: np.ndarray  # headers, with the names of fields of `records.BatchHeader`
 
     def topic_keys(self, keys: dict[str | UUID | None, int]) -> np.ndarray:
-        """Return a number for each row's topic, by its name or else its id; add new topics to `keys`."""
+        """Return a number for each row's topic, by its name, or by its id without a name; add new topics to `keys`."""
         of_topics = np.array([keys.setdefault(name or id_, len(keys)) for name, id_ in self.topics], np.int64)
         return np.take(of_topics, self.topic)
 
@@ -41,7 +41,7 @@ class Bulk:
     connection: np.ndarray  # index into the owner's list of connections
     prefix: np.ndarray  # an index into `prefixes`
     prefixes: Sequence[tuple[str | None, int | None, int | None, str | None, str | None]]  # see interest.PREFIX_FIELDS
-    # Numeric attributes of `events.Exchange` by name (error_code may be NULL), and from request bodies replica_id, and
+    # Numeric attributes of `events.Exchange` by name (error_code may be NULL); replica_id of request bodies, and their
     # has_rack as 0 or 1.
     columns: dict[str, np.ndarray]
     request_body: Bodies | None

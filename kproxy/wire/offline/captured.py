@@ -1,12 +1,12 @@
 """A session over a capture: bytes may be missing, and the capture may begin in the middle of a connection.
 
-Duty: limit the loss at a gap, and find the next plausible frame after it. A gap inside a body of known size loses that
-body only; any other gap ends the framing of that side, which is then in a state of its own:
+Duty: limit the loss at a gap, and find the next plausible frame after it. A gap inside a body of known size loses only
+that body; after any other gap the frame boundaries of that side are lost, and the side is in a separate state:
 
     client side   seeking   _seek_request        broker side   seeking   _seek_answer
 
-Memory in addition to a session's: resync.WINDOW bytes searched without success. Pending requests are bounded by
-dropping the oldest.
+Memory in addition to a session's: resync.WINDOW bytes searched without success. At the limit of pending requests the
+session drops the oldest.
 """
 
 from itertools import islice
@@ -28,14 +28,14 @@ class CapturedSession(Session):
 
     __slots__ = ("_client_id", "is_surprised")
 
-    _doubts = True
+    _may_be_damaged = True
     _frames_per_call = UNLIMITED
     _walked_per_call = UNLIMITED
 
     def __init__(self, interest: Interest, *, midstream: bool = False) -> None:
         super().__init__(interest)
         self._client_id: resync.ClientId = ...  # client id of the requests so far
-        self.is_surprised = False  # a response without a pending request came, although no byte was missing so far
+        self.is_surprised = False  # a response without a pending request arrived, although no byte was missing so far
         if midstream:
             self._seen_gap = True
             self._handlers = [CapturedSession._seek_request, CapturedSession._seek_answer]
@@ -73,7 +73,7 @@ class CapturedSession(Session):
 
     @property
     def mutes(self) -> Mutes:
-        """Return the intervals in which the connection was muted; a reader in the session's place adds its own."""
+        """Return the intervals during which the connection was muted; a caller of `passed` adds its own."""
         if self._mutes is None:
             self._mutes = Mutes()
         return self._mutes
@@ -85,10 +85,10 @@ class CapturedSession(Session):
 
     @property
     def snapshot(self) -> tuple[Any, ...] | None:
-        """Return the state that later exchanges depend on, by value: sessions with equal snapshots continue alike.
+        """Return the state that determines later exchanges, by value: sessions with equal snapshots emit equal events.
 
-        Numbers of exchanges are relative to the next request's. Earlier gaps are not in it: they matter only for
-        responses without a pending request. None: an unusual state, such as a login.
+        Numbers of exchanges are relative to the number of the next request. The snapshot omits earlier gaps: they
+        affect only responses without a pending request. None: an unusual state, such as a login.
         """
         kind = type(self)
         if self._handlers != [kind._requests, kind._answers] or self._handshake is not None or self._ended:
@@ -170,7 +170,7 @@ class CapturedSession(Session):
         self._fault(side, kind, text, None, now)
         self._lose(side)
 
-    def _believes(self, view: Any, pos: int, size: int) -> bool:
+    def _looks_like_request(self, view: Any, pos: int, size: int) -> bool:
         return resync.believable(view, pos, size, self._client_id)
 
     def _take_prefix(self, exchange: Exchange, client_id: str | None, *values: Any) -> None:
@@ -178,16 +178,17 @@ class CapturedSession(Session):
         super()._take_prefix(exchange, client_id, *values)
 
     def _unpaired(self, correlation_id: int, view: Any, pos: int, now: int) -> Exchange | None:
-        """Find the request of a response out of order. Without a gap it is the only one with its id; older ones stay.
+        """Find the request of a response out of order.
 
-        If there is none, a damaged size led here; after a gap, `resync.follows` must accept the response.
+        Without a gap it must be the only request with this correlation id, and older requests stay pending. If there is
+        no such request, a damaged size led here; after a gap, `resync.follows` must accept the response.
         """
         if not self._seen_gap:
             places = [place for place, each in enumerate(self.pending) if each.correlation_id == correlation_id]
             if len(places) == 1:
                 exchange = self.pending.pop(places[0])
                 for older in self.pending[: places[0]]:
-                    older.outcome = LOST  # unless its answer comes later
+                    older.outcome = LOST  # unless its response arrives later
                 text = (
                     f"the answer {correlation_id} ({exchange.plan.api}) came before {places[0]} older ones; "
                     "a broker answers a connection in order"
@@ -195,7 +196,7 @@ class CapturedSession(Session):
                 self._fault(BROKER, "out_of_order", text, exchange.plan, now)
                 return exchange
         self.is_surprised |= not self._seen_gap
-        if not self._seen_gap or not resync.follows(view, pos, len(view), self._waited_for()):
+        if not self._seen_gap or not resync.follows(view, pos, len(view), self._pending_ids()):
             self._mark(BROKER, pos)
             text = f"an answer with the correlation id {correlation_id}, which is not due"
             self._lost_framing(BROKER, "unexpected_answer", text, now)
@@ -215,11 +216,11 @@ class CapturedSession(Session):
         self._client_body = None
         self._drop_frame(CLIENT, GAP)
         if self._client_walker is not None and exchange is not None:
-            # an incomplete list of topic-partitions would look complete
+            # Drop the walker: an incomplete list of topic-partitions would look complete.
             self._client_walker = exchange.request_body = None
         if self._handlers[CLIENT] is CapturedSession._requests and 0 < count <= self._client_left:
             self._client_left -= count
-            if not self._client_left:  # a gap in a body of known size loses that body only
+            if not self._client_left:  # a gap in a body of known size loses only that body
                 self._client_exchange = None
                 self.completed[0] += 1
                 if exchange is not None:
@@ -267,19 +268,22 @@ class CapturedSession(Session):
         kept = self._client_head
         data = kept + bytes(view)
         found = resync.find_request(data, len(kept), self._client_id)
-        return self._sought(CLIENT, data, len(kept), found, now)
+        return self._search_ended(CLIENT, data, len(kept), found, now)
 
     def _seek_answer(self, view: Any, now: int) -> list[Piece]:
         kept = self._broker_head
         data = kept + bytes(view)
-        found = resync.find_answer(data, len(kept), self._waited_for())
-        return self._sought(BROKER, data, len(kept), found, now)
+        found = resync.find_answer(data, len(kept), self._pending_ids())
+        return self._search_ended(BROKER, data, len(kept), found, now)
 
-    def _waited_for(self) -> set[int]:
+    def _pending_ids(self) -> set[int]:
         return {exchange.correlation_id for exchange in islice(self.pending, resync.CANDIDATES)}
 
-    def _sought(self, side: int, data: bytes, kept: int, found: int, now: int) -> list[Piece]:
-        """Continue at the frame found in `data` (-1: none), or keep its end. kept: its bytes from earlier calls."""
+    def _search_ended(self, side: int, data: bytes, kept: int, found: int, now: int) -> list[Piece]:
+        """Continue at the frame found in `data`; if found is -1, keep the end of `data`.
+
+        kept: the number of bytes of `data` from earlier calls.
+        """
         head = b""
         skipped = found
         if found < 0:
@@ -289,7 +293,7 @@ class CapturedSession(Session):
             self._handlers[side] = CapturedSession._requests if side == CLIENT else CapturedSession._answers
             self._rest = memoryview(data)[found:]
             self._shift += found - kept
-            self._is_odd = True
+            self._needs_finish = True
         if side == CLIENT:
             self._client_head = head
         else:

@@ -1,13 +1,13 @@
 """Finding the next plausible frame in a side of a capture after its frame boundaries were lost.
 
-A request is plausible by its header (size, known key and version, a client id that fits in), an answer by the
-correlation id of a pending request. Either also needs a second indication: it ends where the data end, a plausible
-frame follows it, or it starts a segment; and a complete request must decode. Anything else is skipped, and the session
-reports how many bytes.
+A request is plausible by its header (size, known key and version, a client id that fits in), a response by the
+correlation id of a pending request. Both also need a second indication: the frame ends where the data end, a plausible
+frame follows it, or it starts a segment. A complete request must also decode. The session skips all other bytes, and
+reports their number.
 
-Right after a frame weaker checks suffice: `believable` and `follows` reject only bytes that a damaged size must have
-led to. A client id may have any bytes and an API any number, since brokers accept them. A frame that is found here
-passes these checks too; otherwise the session would search again at the same place, for ever.
+Directly after a frame weaker checks suffice: `believable` and `follows` reject only bytes that a damaged size must have
+led to. A client id may have any bytes and an API any number, since brokers accept them. A frame found by a search also
+passes these checks; otherwise the session would search again at the same place, for ever.
 
 Refuses to know connections and events.
 """
@@ -22,14 +22,14 @@ from kproxy.protocol import codec
 from kproxy.wire import frames
 
 WINDOW = 2048  # bytes kept from one segment to the next: small segments can split a header
-CANDIDATES = 256  # oldest pending requests whose response is searched
+CANDIDATES = 256  # the search accepts responses to so many of the oldest pending requests
 
-# Size < 16 MiB and no less than a header's (zeros are common), key < 256, version < 32, a client id that is null or has
-# a length: all big-endian.
+# Size < 16 MiB and at least the size of a header (zeros are common), key < 256, version < 32, a client id that is null
+# or has a length; all big-endian.
 _REQUEST = re.compile(rb"(?s)(?=\x00(?!\x00\x00[\x00-\x09]).{3}\x00.\x00[\x00-\x1f].{4}(?:\xff\xff|[\x00-\x7f]))")
 
 
-ClientId = bytes | EllipsisType | None  # ...: not known
+ClientId = bytes | EllipsisType | None  # Ellipsis: unknown
 
 
 def find_request(data: bytes, segment: int, before: ClientId) -> int:
@@ -43,7 +43,7 @@ def find_request(data: bytes, segment: int, before: ClientId) -> int:
         if not frames.plausible_request(data, pos, end):
             continue
         opens = pos in (0, segment) and _is_expected(frames.client_id(data, pos, end), before)
-        if _is_witnessed(data, pos, end, opens) and believable(memoryview(data)[pos:], 0, end - pos, before):
+        if _has_second_indication(data, pos, end, opens) and believable(memoryview(data)[pos:], 0, end - pos, before):
             return pos
     return -1
 
@@ -64,8 +64,8 @@ def _as_text(named: bytes) -> bytes:
     return named.decode("utf-8", "replace").encode()
 
 
-def _is_witnessed(data: Any, pos: int, end: int, opens: bool) -> bool:
-    """Return whether a plausible request has a second indication. opens: it starts a segment, which is one."""
+def _has_second_indication(data: Any, pos: int, end: int, opens: bool) -> bool:
+    """Return whether a plausible request has a second indication. opens: it starts a segment, which counts as one."""
     after = pos + 4 + int.from_bytes(data[pos : pos + 4])
     if after > end:
         return opens
@@ -89,9 +89,9 @@ def _may_follow(data: Any, pos: int, end: int, before: ClientId) -> bool:
 def believable(view: Any, pos: int, end: int, before: ClientId) -> bool:
     """Return whether a request can begin where the previous one ended. before: the client id of earlier requests.
 
-    A connection mostly has one client id. A request with another one needs a second indication: it is complete and
-    decodes, or it is incomplete and the id is printable. An unknown API or version has one indication only: the request
-    ends where another one begins, or at the end of the data.
+    Most connections have one client id. A request with another id needs a second indication: it is complete and
+    decodes, or it is incomplete and the id is printable. A request of an unknown API or version can have only one
+    indication: it ends where another request begins, or at the end of the data.
     """
     if end - pos < 14:
         return True  # too few bytes to judge
@@ -110,7 +110,7 @@ def believable(view: Any, pos: int, end: int, before: ClientId) -> bool:
         return True
     after = pos + 4 + size
     if is_known:
-        return _is_witnessed(view, pos, end, bool(named) and frames.is_printable(named))
+        return _has_second_indication(view, pos, end, bool(named) and frames.is_printable(named))
     if after > end:
         return before is ... and _could_be(key_version)
     return after == end or _may_follow(view, after, end, named)
@@ -149,7 +149,7 @@ def find_answer(data: bytes, segment: int, waiting: Set[int]) -> int:
 
 
 def follows(view: Any, pos: int, end: int, waiting: Set[int]) -> bool:
-    """Return whether a response out of order can begin at `pos`: its correlation id is near, and its size fits."""
+    """Return whether a response out of order can begin at `pos`, by its size and a correlation id near pending ones."""
     size, this = frames.RESPONSE_HEAD.unpack_from(view, pos)
     near = not waiting or min(abs(this - other) for other in waiting) <= CANDIDATES
     if not near or not frames.MIN_RESPONSE <= size <= frames.MAX_REQUEST:

@@ -2,7 +2,7 @@
 
 An edit of a Metadata answer has the denied names, a line of the audit the names of resources. A client decides their
 length, and can send further requests before an answer arrives. Bounds: MAX_KEPT_BYTES and the names of one request per
-connection; the HeldBudget's limit of pending requests for all connections. Items below NOTED_LEAST do not count.
+connection; the HeldBudget's limit of pending requests for all connections. Items below MIN_NOTED_BYTES do not count.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from sys import getsizeof
 from typing import Any
 
 from kproxy.wire.interest import HeldBudget
-from kproxy.wire.state import NOTED_LEAST
+from kproxy.wire.state import MIN_NOTED_BYTES
 
 MAX_KEPT_BYTES = 1024 * 1024
 _NAME_BYTES = 100  # memory of an entry of a dict and a set without the name
@@ -28,7 +28,7 @@ class PendingBytes:
 
     def keep(self, number: int, size_bytes: int) -> bool:
         """Count so many bytes until `forget`. Returns False, and counts nothing, if a limit is reached."""
-        if size_bytes < NOTED_LEAST:
+        if size_bytes < MIN_NOTED_BYTES:
             return True
         if self._total > MAX_KEPT_BYTES or not self._held.note(size_bytes):
             return False

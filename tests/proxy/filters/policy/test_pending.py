@@ -4,7 +4,7 @@ from kproxy.protocol.apis import DELETE_GROUPS, METADATA
 from kproxy.proxy.filters.policy.pending import MAX_KEPT_BYTES, PendingBytes
 from kproxy.wire.events import BROKER, CLIENT
 from kproxy.wire.interest import HeldBudget
-from kproxy.wire.state import NOTED_LEAST
+from kproxy.wire.state import MIN_NOTED_BYTES
 from tests.proxy.filters.policy.policies import Decided
 from tests.wire.playbook import request, response
 
@@ -18,12 +18,12 @@ def asked(correlation_id, *names):
 def test_pending_bytes_are_refused_above_the_limit():
     held = HeldBudget(noted_limit_bytes=3 * MAX_KEPT_BYTES)
     pending = PendingBytes(held)
-    assert pending.keep(1, MAX_KEPT_BYTES) and pending.keep(2, NOTED_LEAST)
-    assert not pending.keep(3, NOTED_LEAST)
-    assert pending.keep(3, NOTED_LEAST - 1)  # below the least that is counted
-    assert held.noted_bytes == MAX_KEPT_BYTES + NOTED_LEAST
+    assert pending.keep(1, MAX_KEPT_BYTES) and pending.keep(2, MIN_NOTED_BYTES)
+    assert not pending.keep(3, MIN_NOTED_BYTES)
+    assert pending.keep(3, MIN_NOTED_BYTES - 1)  # below the least that is counted
+    assert held.noted_bytes == MAX_KEPT_BYTES + MIN_NOTED_BYTES
     pending.forget(2)
-    assert pending.keep(2, 2 * MAX_KEPT_BYTES) and not pending.keep(4, NOTED_LEAST)
+    assert pending.keep(2, 2 * MAX_KEPT_BYTES) and not pending.keep(4, MIN_NOTED_BYTES)
     pending.forget_all()
     assert held.noted_bytes == 0
 
