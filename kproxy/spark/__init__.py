@@ -27,9 +27,9 @@ from kproxy.interrupts import ComesLater
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Settings of a Spark inside this process. Its heap has to hold a question of hundreds of steps: each sort, window and
-# aggregate of a task takes a whole page for its first row, 4 to 64 MB by default, and the plans of a thousand questions
-# are kept for a user interface that is off.
+# Settings of a Spark inside this process. Its heap must hold a query of hundreds of steps: each sort, window and
+# aggregate of a task allocates a whole page for its first row, 4 to 64 MB by default, and Spark keeps the plans of a
+# thousand queries for a user interface that is off.
 _LOCAL = {
     "spark.buffer.pageSize": "1m",
     "spark.sql.ui.retainedExecutions": "10",
@@ -43,7 +43,7 @@ _LOCAL = {
     "spark.log.level": "ERROR",
 }
 
-ANSWER_S = 20.0  # timeout of a connection to a Spark master or a Spark Connect server
+CONNECT_TIMEOUT_S = 20.0  # timeout of a connection to a Spark master or a Spark Connect server
 
 # Settings of sessions that kproxy starts: SQL reads times as UTC, which the tables use. Arrow batches stay small, since
 # one row of an ingest may hold some megabytes of packets.
@@ -58,10 +58,10 @@ def session(
 ) -> "SparkSession":
     """Return a Spark session with the format `kafka-pcap` registered.
 
-    with_source: False leaves the format out, which saves two seconds of CPU. An active session is returned; only the
-    settings in `config` change. Otherwise a session is started by the settings of `spark-submit`, by SPARK_REMOTE or by
-    `master` (sc://HOST:PORT is a Spark Connect server). The default is all cores of this machine, with every port on
-    loopback. config: further settings of Spark. Raises KproxyError if Spark does not start.
+    with_source: False leaves the format out, which saves two seconds of CPU. If a session is active, return it and
+    change only the settings in `config`. Otherwise start a session from the settings of `spark-submit`, SPARK_REMOTE or
+    `master` (sc://HOST:PORT is a Spark Connect server). The default uses all cores of this machine, and binds every
+    port to loopback. config: further settings of Spark. Raises KproxyError if Spark does not start.
     """
     import os
     import sys
@@ -132,7 +132,7 @@ def _require_answer(url: str) -> None:
             if not host or not port.isdecimal():
                 return  # Spark reports the syntax error
             try:
-                socket.create_connection((host.strip("[]"), int(port)), ANSWER_S).close()
+                socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
             except OSError as fault:
                 faults.append(f"{place}: {fault.strerror or fault}")
             else:
@@ -146,11 +146,11 @@ def _require_answer(url: str) -> None:
             return
         channel = DefaultChannelBuilder(url).toChannel()
         try:
-            grpc.channel_ready_future(channel).result(timeout=ANSWER_S)
+            grpc.channel_ready_future(channel).result(timeout=CONNECT_TIMEOUT_S)
         except grpc.FutureTimeoutError:
             raise KproxyError(
-                f"{url.partition(';')[0]}: no server of Spark Connect has answered within {ANSWER_S:g} s: is it "
-                "started, and is that its port (15002 by default)?"
+                f"{url.partition(';')[0]}: no server of Spark Connect has answered within {CONNECT_TIMEOUT_S:g} s: is "
+                "it started, and is that its port (15002 by default)?"
             ) from None
         finally:
             channel.close()
@@ -223,7 +223,7 @@ def views(spark: "SparkSession", folder: str) -> list[str]:
 
 
 def _place(folder: str) -> str:
-    """Return a folder as a URL that Spark takes literally: a path may hold a colon, or characters of a glob."""
+    """Return a folder as a URL that Spark takes literally: a path may contain a colon, or characters of a glob."""
     if "://" in folder:
         return folder.rstrip("/")
     return "file:" + re.sub(r"([][{}*?\\])", r"\\\1", os.path.abspath(folder))  # noqa: PTH100 - links stay

@@ -1,10 +1,10 @@
 """The captures of an ingest, in a file of the driver: its memory does not grow with the number of captures.
 
 Duty: lists the captures that paths match, numbers them in the order of the paths, keeps the size and the fingerprint of
-each, and finds those that the tables hold already. Iteration yields one capture at a time.
+each, and finds the captures that the tables already have. Iteration yields one capture at a time.
 
 Memory: SQLite's cache, 2 MB. Disk: some 300 bytes for each capture, in a temporary file. Rotated files are one
-capture, whose paths are held in memory; a storage's package holds its list of names while it lists.
+capture, whose paths are in memory; the package of a storage has a list of names in memory while it lists a folder.
 
 Does not use Spark, and does not read packets.
 """
@@ -36,7 +36,7 @@ class Catalogue:
     """The captures that paths match, as `convert.job.captures_of` returns them; raises the errors of that function."""
 
     def __init__(self, paths: Sequence[Path | str], settings: Settings) -> None:
-        (self.like,) = captures_of([STDIN], replace(settings, rotated=False))  # the settings that all share
+        (self.like,) = captures_of([STDIN], replace(settings, rotated=False))  # the settings that all captures share
         self._db = sqlite3.connect("", isolation_level=None)
         self._db.executescript(_TABLES)
         if settings.rotated and paths:
@@ -63,12 +63,12 @@ class Catalogue:
         return int(count)
 
     def job(self, number: int) -> Job:
-        """Return the capture of a number."""
+        """Return the capture with a number."""
         source, paths = self._db.execute("SELECT source, paths FROM captures WHERE number = ?", (number,)).fetchone()
         return replace(self.like, source=source, paths=tuple(json.loads(paths)))
 
     def size(self, number: int) -> int:
-        """Return the bytes of a capture; 0 before `note` recorded them."""
+        """Return the bytes of a capture; 0 before `note` has recorded them."""
         return int(self._db.execute("SELECT size FROM captures WHERE number = ?", (number,)).fetchone()[0])
 
     def every(self) -> Iterator[tuple[int, Job, int]]:
@@ -87,12 +87,12 @@ class Catalogue:
         return [number for (number,) in self._db.execute(found, (file_bytes, bytes_))]
 
     def leave_known(self, lines: Iterable[str], folder: str) -> list[CaptureError]:
-        """Drop the captures that the tables in `folder` hold. lines: the output of `lines` in earlier runs.
+        """Drop the captures that the tables in `folder` already have. lines: the output of `lines` in earlier runs.
 
-        Returns an error for each capture whose name the tables hold with other contents; these are dropped too.
+        Return an error for each capture whose name the tables have with other contents; it is dropped too.
         """
-        told = (json.loads(line) for line in lines)
-        rows = ((each["source"], json.dumps(each["files"]), each["content"]) for each in told)
+        stored = (json.loads(line) for line in lines)
+        rows = ((each["source"], json.dumps(each["files"]), each["content"]) for each in stored)
         self._db.executemany("INSERT OR REPLACE INTO known VALUES (?, ?, ?)", rows)
         both = (
             "SELECT source, paths, files, captures.content, known.content FROM captures JOIN known USING (source) "

@@ -2,8 +2,8 @@
 
 Duty: finds the archive of this Java and this pyspark, passes it to a JVM, and has a JVM create it during other work.
 The JVM itself checks that Java and the jars match the archive, and reads the classes from the jars if they do not
-(https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html). The archive has 190 MB, lies in the user's cache
-folder (XDG_CACHE_HOME), is created on request only, and has its size in its name.
+(https://docs.oracle.com/en/java/javase/17/vm/class-data-sharing.html). The archive has 190 MB, is in the user's cache
+folder (XDG_CACHE_HOME), is created only on request, and has its size in its name.
 
 The caller chooses the work whose classes are archived.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 OPTIONS = "spark.driver.defaultJavaOptions"  # Spark puts them in front of the user's extraJavaOptions
 _SUFFIX = ".jsa"
-_ENDS_S = 120.0  # timeout; the JVM writes the archive at its end, in some ten seconds
+_JVM_TIMEOUT_S = 120.0  # timeout; the JVM writes the archive at its end, in some ten seconds
 
 
 def archive() -> Path | None:
@@ -43,7 +43,7 @@ def _stem() -> Path:
     import pyspark
 
     java = Path(os.environ["JAVA_HOME"], "bin", "java") if "JAVA_HOME" in os.environ else shutil.which("java")
-    home = os.environ.get("SPARK_HOME", os.path.dirname(pyspark.__file__))  # noqa: PTH120 - it is a name only
+    home = os.environ.get("SPARK_HOME", os.path.dirname(pyspark.__file__))  # noqa: PTH120 - only its name is used
     named = "\0".join((os.path.realpath(java or ""), home, pyspark.__version__))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "kproxy")
     return folder / f"spark-{blake2b(named.encode(), digest_size=6).hexdigest()}"
@@ -65,7 +65,7 @@ def used(config: Mapping[str, str]) -> Mapping[str, str]:
 
 @contextmanager
 def made() -> Iterator[str]:
-    """Yield a value of OPTIONS that makes a JVM archive its loaded classes; the JVM must end within the context.
+    """Yield a value of OPTIONS that makes a JVM archive its loaded classes; the JVM must end inside the context.
 
     Raises KproxyError if the folder cannot be written to, if Java wrote no archive, or if spark-submit started the JVM.
     """
@@ -97,6 +97,6 @@ def end(spark: "SparkSession") -> None:
     spark.stop()
     jvm.stdin.close()  # the JVM ends at the end of its input
     try:
-        jvm.wait(_ENDS_S)
+        jvm.wait(_JVM_TIMEOUT_S)
     except TimeoutExpired:
         jvm.kill()

@@ -1,11 +1,11 @@
 """A folder into which captures rotate -> tables, file by file: `kproxy spark follow`.
 
-Duty: a Spark stream lists the files that are complete, and a checkpoint holds the files already listed. Each batch of
-files is ingested as by `kproxy spark ingest --append`. A batch that runs again after a crash adds nothing that the
-tables hold already, so each capture is in the tables once. A file that cannot be ingested, such as one with the name of
-an earlier file, is reported and does not stop the others: otherwise its batch would fail again after each start. A file
-that a storage fails to deliver is requested again (AGAIN_S). After the last attempt the batch fails, and the next start
-repeats it.
+Duty: a Spark stream lists the complete files, and a checkpoint has the files already listed. Each batch of files is
+ingested as by `kproxy spark ingest --append`. A batch that runs again after a crash adds only captures that the tables
+lack, so each capture is in the tables once. A file that cannot be ingested, such as one with the name of an earlier
+file, is reported and does not stop the others: otherwise its batch would fail again after each start. If a storage
+fails to deliver a file, kproxy requests the file again (RETRY_PAUSES_S). After the last attempt the batch fails, and
+the next start repeats it.
 
 With `rotated` the files of a batch are one capture, and exchanges that span two of these files are complete. Exchanges
 that span two batches are cut, and the tables show it (`unanswered`, `midstream`, `open`). Without `rotated` each file
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 60.0
 QUIET_S = 60.0
-AGAIN_S = (1.0, 5.0, 30.0)  # pauses before each retry of files that a storage failed to deliver
+RETRY_PAUSES_S = (1.0, 5.0, 30.0)  # pauses before each retry of files that a storage failed to deliver
 log = logging.getLogger("kproxy.spark")
 
 
@@ -56,12 +56,12 @@ def follow(
     quiet_s: float = QUIET_S,
     form: str = "parquet",
 ) -> "StreamingQuery":
-    """Start to follow a folder; returns the streaming query, which runs until it is stopped.
+    """Start to follow a folder; return the streaming query, which runs until it is stopped.
 
     told: called with the summary of each batch, in another thread. checkpoint: the folder of Spark's checkpoint, by
     default `_follow` in the folder of the tables. A file is complete when it has not changed for `quiet_s` seconds.
-    Raises KproxyError over Spark Connect, with `settings.overwrite`, if `folder` does not exist, and if a newer kproxy
-    wrote the tables.
+    Raises KproxyError for a session of Spark Connect, for `settings.overwrite`, if `folder` does not exist, and if a
+    newer kproxy wrote the tables.
     """
     if is_connect(spark):
         raise KproxyError("follow has work for the driver, which is elsewhere over Spark Connect: use spark-submit")
@@ -76,7 +76,7 @@ def follow(
 
     def batch(files: "DataFrame", number: int) -> None:
         left = sorted(row["path"] for row in files.collect())
-        for pause_s in (*AGAIN_S, None):
+        for pause_s in (*RETRY_PAUSES_S, None):
             summary = take(left)
             lost = [fault for fault in summary.failed if isinstance(fault, StorageError)]
             summary.failed = [fault for fault in summary.failed if fault not in lost]
@@ -93,7 +93,7 @@ def follow(
 
     def take(files: Sequence[str]) -> Summary:
         summary = Summary(Path(out))
-        paths: dict[str, str] = {}  # by the column `source` of the tables
+        paths: dict[str, str] = {}  # key: the column `source` of the tables
         for path in files:
             name = path if settings.rotated else name_of(path)
             fault = pipeline.why_unread([path], settings.storage)
@@ -106,7 +106,7 @@ def follow(
             else:
                 summary.failed.append(fault)
         if settings.rotated and any(isinstance(fault, StorageError) for fault in summary.failed):
-            return summary  # they are one capture
+            return summary  # all files are one capture
         if paths:
             done = pipeline.ingest(spark, sorted(paths.values()), out, settings, append=True, form=form, goes_on=True)
             done.failed = [*summary.failed, *done.failed]

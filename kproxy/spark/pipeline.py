@@ -2,21 +2,21 @@
 
 Duty: the same rows as `kproxy convert`, with as many tasks as the size of the captures needs:
 
-1. look: reads the size and the fingerprint of each file (see `looking`). The rest of a file is read by its task.
+1. look: reads the size and the fingerprint of each file (see `looking`). A later task reads the rest of the file.
 2. Captures of a split's size or less, and captures whose TLS is decrypted, are read whole, once, from front to end,
    several per task (`decode.whole`). Larger captures are shared out:
    survey: a task per split finds its first record (see `splits`);
    scan: a task per split emits the time and the place of each TCP packet, without the payload (see `places`);
-   decode: packets are grouped by connection, in the order of the capture. Spark persists the rows of the scan, so the
-   size of every connection is known before: a connection larger than a task's share has a task of its own.
+   decode: packets are grouped by connection, in the order of the capture. Spark persists the rows of the scan, which
+   give the size of every connection: a connection larger than a task's share gets a separate task.
 3. All tasks emit their rows as pieces of one table and hour (see `pieces`), which Spark persists on its disks.
 4. know: one task reads the messages of groups, controllers and administrators, in the order of time (see `knowledge`).
 5. store: Spark writes pieces as files (see `store`), which are published together (see `target`).
 
-The driver holds nothing per capture (see `catalogue`), a few numbers per split of captures that are shared out, and
-the connections larger than a share. A damaged capture of many splits, or one with TLS keys, is read again in one piece.
+The driver keeps nothing per capture (see `catalogue`), a few numbers per split of captures that are shared out, and
+the connections larger than a share. A damaged capture of many splits, or one with TLS keys, is read again whole.
 
-Captures may lie in any storage (see `capture.formats.storage`), tables in any file system of Spark. One difference from
+Captures may be in any storage (see `capture.formats.storage`), tables in any file system of Spark. One difference from
 `convert`: captures that are shared out have no limit of open connections, which are decoded one after the other.
 Memory of a task: see `places` and `decode`.
 """
@@ -50,7 +50,7 @@ from kproxy.spark.catalogue import Catalogue
 from kproxy.spark.store import PARQUET, Learnt
 from kproxy.spark.target import Target
 from kproxy.spark.tasks import clusters, decode, knowledge, pieces, places, results
-from kproxy.spark.tasks.looking import NEAR, look
+from kproxy.spark.tasks.looking import MAX_DRIVER_FILES, look
 from kproxy.spark.tasks.pieces import PIECES, each
 from kproxy.spark.tasks.places import PACKET_SCHEMA, packets
 from kproxy.tables import schema
@@ -64,9 +64,9 @@ TASK_BYTES = 64 << 20  # packets that one task decodes
 MERGED_BYTES = 64 << 20  # pieces that one task reads
 PARTS = 32  # per capture, at most, unless parts would be larger than MOST_PART_BYTES
 MOST_PART_BYTES = 512 << 20
-UNIT_BYTES = 32 << 20  # captures that one task reads whole
-UNIT_CAPTURES = 1000  # captures that one task reads whole
-SURVEYS = 16  # parts that one task surveys: each takes some milliseconds
+UNIT_BYTES = 32 << 20  # total size of the captures that one task reads whole
+UNIT_CAPTURES = 1000  # number of captures that one task reads whole
+SURVEYS = 16  # number of parts that one task surveys: each takes some milliseconds
 _DEFAULT = Settings()
 log = logging.getLogger("kproxy.spark")
 
@@ -84,25 +84,25 @@ def ingest(
     goes_on: bool = False,
     progress: Callable[[str], object] | None = None,
 ) -> Summary:
-    """Write the tables of captures into the folder `out`, by date and hour; returns a summary.
+    """Write the tables of captures into the folder `out`, by date and hour; return a summary.
 
     captures: paths of files that every executor can read, folders, patterns, or URLs of storages; or the catalogue that
         `check` returned.
     out: a folder, or a URL that Spark can write to.
     settings: as for `convert`; checksums are not verified.
-    append: add to existing tables. A capture that they hold already, by its name, size and first and last bytes, adds
+    append: add to existing tables. A capture that they already have, by its name, size and first and last bytes, adds
         nothing.
     form: a format that the session can write: parquet, or a table format such as delta, which commits each table
-    itself.
+        itself.
     split_bytes: a larger file is shared out among tasks, about so many bytes per task.
     tasks: number of decoding tasks; 0: one per 64 MiB of packets, so that the files do not depend on the number of
         cores.
-    goes_on: a capture with the name of another capture in the tables is in `Summary.failed`, instead of an error.
+    goes_on: record a capture with the name of another capture in the tables in `Summary.failed`; do not raise an error.
     progress: called with the name of each step before it starts.
 
-    An unreadable capture is in `Summary.failed` and does not stop the others. Raises KproxyError before anything is
-    read if the folder holds tables and neither `append` nor `settings.overwrite` is set, if two captures have one name,
-    or if the tables hold another capture of that name.
+    An unreadable capture is in `Summary.failed` and does not stop the others. Raises KproxyError, before it reads any
+    capture, if the folder has tables and neither `append` nor `settings.overwrite` is set, if two captures have the
+    same name, or if the tables have another capture of that name.
     """
     says = progress or (lambda _: None)
     folder, catalogue = check(captures, out, settings, append=append)
@@ -137,7 +137,7 @@ def ingest(
                 place = target.stage if form == PARQUET else target.url
                 mode = "append" if append or form == PARQUET else "overwrite"
                 written = run.store(place, form, mode)
-                run.tell(summary, place, form)
+                run.fill(summary, place, form)
                 if run.done:
                     said = _manifest(run, summary, known if append else {}, form)
                     committed = written if form != PARQUET else []
@@ -176,9 +176,9 @@ def catalogue_of(captures: Sequence[Path | str], settings: Settings) -> Catalogu
 
 
 def unreadable(catalogue: Catalogue) -> list[CaptureError]:
-    """Return an error for each capture if none is readable; nothing if one is, or if there are more than NEAR."""
+    """Return an error for each capture if none is readable; otherwise, and beyond MAX_DRIVER_FILES captures, none."""
     faults = []
-    for _, job, _ in catalogue.every() if len(catalogue) <= NEAR else ():
+    for _, job, _ in catalogue.every() if len(catalogue) <= MAX_DRIVER_FILES else ():
         fault = why_unread(job.paths, job.storage)
         if fault is None:
             return []
@@ -213,7 +213,7 @@ def _check_format(spark: "SparkSession", folder: str, form: str) -> None:
         raise KproxyError(f"--format {form}: it has no lists, and tables have: name parquet, orc, json or delta")
     try:
         spark.read.format(form).load(folder)
-    except Exception as fault:  # other errors are no concern here: there may be nothing to read yet
+    except Exception as fault:  # ignore other errors: there may be nothing to read yet
         if "[DATA_SOURCE_NOT_FOUND]" in str(fault):
             raise KproxyError(
                 f"--format {form}: the session knows no such format: name parquet, or give the package that has it by "
@@ -257,24 +257,24 @@ class Run:
         self.failed = dict(failed)
         self._split_bytes = split_bytes
         self._tasks = tasks
-        self._kept: list[DataFrame] = []  # persisted by Spark
+        self._kept: list[DataFrame] = []  # frames that Spark persists
         self._pieces: DataFrame | None = None
         self._counted: DataFrame | None = None  # pieces of `quality`
         self.unsplittable: dict[str, str] = {}  # captures that could not be read in parts, and why
         self.conflicting: dict[str, list[Pair]] = {}  # by source: connections of captures in parts with their own task
-        self.read_bytes = 0  # of captures that were read in parts
-        self._corrections: dict[str, list[Correction]] = {}  # of rows of captures that were read in parts
-        self._names: dict[str, Names] = {}  # of captures that were read in parts
-        self._counts: dict[int, Quality] = {}  # of captures that were read in parts, by number
-        self._clusters: dict[str, Labels] = {}  # of connections, by source; empty: there is one cluster
+        self.read_bytes = 0  # bytes of captures that were read in parts
+        self._corrections: dict[str, list[Correction]] = {}  # the same captures: corrections of rows, by source
+        self._names: dict[str, Names] = {}  # the same captures: names, by source
+        self._counts: dict[int, Quality] = {}  # the same captures: counts, by number
+        self._clusters: dict[str, Labels] = {}  # clusters of connections, by source; empty: there is one cluster
         self._cluster_counts: dict[str, Quality] = {}  # counts for `quality`, by source
-        self.clusters: list[dict[str, Any]] = []  # for the manifest
-        self._sizes: dict[tuple[str, int], int] = {}  # bytes of pieces by kind and hour
-        self._rows: dict[str, int] = {}  # by kind
+        self.clusters: list[dict[str, Any]] = []  # the clusters in the manifest
+        self._sizes: dict[tuple[str, int], int] = {}  # bytes of pieces, by kind and hour
+        self._rows: dict[str, int] = {}  # numbers of rows, by kind
 
     @property
     def done(self) -> int:
-        """How many captures are in the tables."""
+        """Return the number of captures in the tables."""
         return len(self.catalogue) - len(self.failed)
 
     def release(self) -> None:
@@ -282,9 +282,9 @@ class Run:
             frame.unpersist()
 
     def decode(self, known: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Read all captures into pieces; captures that turn out to be unsplittable are read a second time.
+        """Read all captures into pieces; read captures that turn out to be unsplittable a second time.
 
-        known: the manifest of the tables to which the captures are added.
+        known: the manifest of the existing tables, with `append`.
         """
         from pyspark.sql import functions as F
 
@@ -303,7 +303,7 @@ class Run:
         for frame in frames[1:]:
             together = together.union(frame)
         self._count(together)
-        # Later steps only read the persisted pieces: one task per MERGED_BYTES, whatever number of tasks made them.
+        # Later steps only read the persisted pieces: one task per MERGED_BYTES, for any number of decoding tasks.
         self._pieces = together = together.coalesce(max(1, sum(self._sizes.values()) // MERGED_BYTES))
         if (pieces.FAILED, pieces.NO_HOUR) in self._sizes:
             for row in together.where(F.col("kind") == pieces.FAILED).select("capture", "data").collect():
@@ -351,7 +351,7 @@ class Run:
         while True:
             apart = {*unsplittable, *conflicting}
             left = found.where(~F.col("capture").isin(list(apart))) if apart else found
-            deferred = left.where((F.col("file") >= 0) | (F.col("file") == places.STINTS))
+            deferred = left.where((F.col("file") >= 0) | (F.col("file") == places.EXCERPTS))
             order = "capture", "connection", "part", "file", "offset"
             size = sum(report["carried_bytes"] for number, report in reports if number not in apart)
             rest = _shared_out(deferred.drop("kind", "count"), size, self._tasks).sortWithinPartitions(*order)
@@ -360,7 +360,7 @@ class Run:
             rows = decoded.where(F.col("kind").isin(*kinds)).select("capture", "kind", "data").collect()
             words = [(row["capture"], row["kind"], json.loads(row["data"])) for row in rows]
             more = {number: text for number, kind, text in words if kind == pieces.UNSPLITTABLE}
-            more |= self._clashing(reports, words)
+            more |= self._disagreeing(reports, words)
             unsplittable |= more
             for number, kind, text in words:
                 if kind == pieces.CONFLICTING:
@@ -407,8 +407,8 @@ class Run:
             frames += self._decode_shared(once_more, again=False)
         return frames
 
-    def _clashing(self, reports: Sequence[tuple[int, Any]], words: Sequence[tuple[int, str, Any]]) -> dict[int, str]:
-        """Return captures whose readers disagree whether a topic is a coordinators' log, with the reason."""
+    def _disagreeing(self, reports: Sequence[tuple[int, Any]], words: Sequence[tuple[int, str, Any]]) -> dict[int, str]:
+        """Return the captures whose readers disagree about a topic being a coordinators' log, with the reason."""
         decisions: dict[int, list[tuple[dict[int, bool], set[int]]]] = {}
         for number, (decided, doubted) in (
             *((number, report["logs"]) for number, report in reports),
@@ -418,7 +418,7 @@ class Run:
         return {number: "logs" for number, logs in decisions.items() if clash(logs)}
 
     def store(self, folder: str, form: str, mode: str) -> list[str]:
-        """Write pieces as tables; returns the names of tables with rows."""
+        """Write pieces as tables; return the names of tables with rows."""
         every = self.finished()
         if every is None:
             return []
@@ -460,7 +460,7 @@ class Run:
         more = pieces.frame(self.spark, [(json.dumps(each).encode(),) for each in extra], "data binary")
         return counts.union(more)
 
-    def tell(self, summary: Summary, folder: str, form: str) -> None:
+    def fill(self, summary: Summary, folder: str, form: str) -> None:
         """Fill the summary of the ingest."""
         from pyspark.sql import functions as F
 
@@ -560,7 +560,7 @@ class Run:
                 splits.setdefault(number, []).extend((file, split) for split in agreed)
         parts = []
         for number, of_job in sorted(splits.items()):
-            if len(of_job) < 2:  # damaged, or compressed: one task reads it best
+            if len(of_job) < 2:  # the capture is damaged or compressed: one task reads it best
                 continue
             following = [split for _, split in of_job[1:]]
             for index, ((file, split), after) in enumerate(zip(of_job, [*following, None], strict=True)):
@@ -574,7 +574,7 @@ def _note_conflicting(conflicting: dict[int, dict[Pair, str]], capture: int, rea
 
 
 def _shared_out(packets: "DataFrame", size: int, tasks: int) -> "DataFrame":
-    """Partition the rows of the scan: a connection larger than an even share has its own task, which starts early.
+    """Partition the rows of the scan: a connection larger than an even share gets its own task, which starts early.
 
     All sizes are captured bytes of packets, whether or not the files are compressed.
     """

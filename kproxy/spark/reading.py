@@ -1,8 +1,8 @@
 """Captures as DataFrames, shared out over tasks: `kproxy.spark.reading.read`.
 
 Duty: captures become pieces as in an ingest (see `pipeline`), which Spark persists on its disks. Tasks make a table
-from its pieces when it is read; no table is written. The data source (see `source`) cannot share a capture out: its
-tasks cannot exchange data, and its planning has no session.
+from its pieces when a query reads the table; no table is written. The data source (see `source`) cannot share a capture
+out: its tasks cannot exchange data, and its planning has no session.
 
 Memory: as for an ingest.
 """
@@ -25,9 +25,9 @@ _DEFAULT = Settings()
 
 
 class Reading(Mapping[str, "DataFrame"]):
-    """The tables of captures by their names; a context manager, at whose end Spark's persisted data is released.
+    """The tables of captures by their names; a context manager that releases Spark's persisted data at its end.
 
-    failed: the errors of unreadable captures. unsplittable: why one task read a large capture, by its source.
+    failed: the errors of unreadable captures. unsplittable: the reason why one task read a large capture, by source.
     read_bytes: bytes read of captures that were shared out.
     """
 

@@ -2,15 +2,16 @@
 
     spark.read.format("kafka-pcap").option("table", "exchanges").load("captures/*.pcap")
 
-Options, beside the paths (files, patterns or folders):
+Options in addition to the paths (files, patterns or folders):
 
 - `table`: exchanges (default) or any other; segments: a row per TCP segment with its place in the file and without its
-  payload; files: the files themselves, for whoever reads them.
-- `from`, `to`: ISO 8601; rows whose `time` lies in between, `to` not included. `apis`: names of exchanges' APIs.
-- `records` (of that table): topics whose records are rows, as in `kproxy convert --records`, and `recordValues`.
-- `ports`: brokers' ports; by default Kafka is detected by content.
-  `zookeeperPorts`: ZooKeeper's ports; by default detected by content. `cluster`: the value of the column `cluster`,
-  also if captures show several clusters; only `reading` and an ingest separate clusters.
+  payload; files: the bytes of the files.
+- `from`, `to`: ISO 8601; rows with `from` <= `time` < `to`. `apis`: names of exchanges' APIs.
+- `records` (for the table `records`): topics whose records are rows, as in `kproxy convert --records`, and
+  `recordValues`.
+- `ports`: brokers' ports; the default detects Kafka by content.
+  `zookeeperPorts`: ZooKeeper's ports; the default detects ZooKeeper by content. `cluster`: the value of the column
+  `cluster`, also if captures show several clusters; only `reading` and an ingest separate clusters.
 - `rotated`: true: the files are one capture, in the order of their packets.
 - `storage.NAME`: the option NAME of the storage of paths like s3://bucket/*.pcap; Spark turns names into lower case.
 - `splitBytes` (segments): a larger file is shared out among tasks; 128 MiB by default, 0 never.
@@ -21,14 +22,14 @@ of a cluster's state (schema.KNOWLEDGE) need one task for all captures, since th
 large capture too: the id of a connection and the number of an exchange depend on all earlier packets, tasks of a source
 cannot exchange data, and its planning has no session whose tasks could read first. `reading` shares large captures out.
 
-As a stream the source follows a folder into which captures rotate, and reads each file once, when it is complete,
-whatever its name and time of change (in a storage's folder only *.pcap, *.pcapng and *.cap). It skips files called
-.part or .tmp, and compressed copies of files that it has read. A stream's offset lists the files that the folder holds
-and that were read: move them elsewhere, or delete them, before they are too many. The files of a micro-batch are one
-capture, and an exchange is one row. An exchange whose response lies in a file of the next batch is cut, and the tables
-show it: it is `unanswered`; its connection is `open` in one batch and without `start_seen` in the next, where the rest
-of it is `request_not_seen` or skipped; `quality` has `open`, `midstream` and `resync`. To get such exchanges complete,
-read the files again with `rotated`.
+As a stream the source follows a folder into which captures rotate, and reads each file once, when it is complete, with
+any name and time of change (in a storage's folder only *.pcap, *.pcapng and *.cap). It skips files called .part or
+.tmp, and compressed copies of files that it has read. The offset of a stream lists all files in the folder that it has
+read: move files elsewhere, or delete them, before they are too many. The files of a micro-batch are one capture, and an
+exchange is one row. An exchange whose response is in a file of the next batch is cut, and the tables show it: it is
+`unanswered`; its connection is `open` in one batch and without `start_seen` in the next, where the rest of it is
+`request_not_seen` or skipped; `quality` has `open`, `midstream` and `resync`. Read the files again with `rotated` to
+get such exchanges complete.
 
 Does not use a Spark session: everything here runs in workers.
 """
@@ -70,7 +71,7 @@ SEGMENTS = Table(
         [
             ("source", TEXT),
             ("file", TEXT),
-            ("offset", I64),  # of the packet in the uncompressed file; null for a segment reassembled from fragments
+            ("offset", I64),  # packet's place in the uncompressed file; null for a segment reassembled from fragments
             ("captured", I32),
             ("time", TIME),
             ("time_ns", I64),
@@ -82,7 +83,7 @@ SEGMENTS = Table(
             ("ack", I64),
             ("flags", TEXT),
             ("window", I32),
-            ("length", I32),  # of the payload, on the wire
+            ("length", I32),  # bytes of the payload on the wire
         ]
     ),
     ("time",),
@@ -92,10 +93,10 @@ _RECORDS = pa.schema(
     [field.with_type(_ANY) if field.type == schema.HEADERS else field for field in schema.RECORDS.schema]
 )
 RECORDS = replace(schema.RECORDS, schema=_RECORDS)
-# Suffixes of files that are still being written, and are renamed when complete; `hdfs dfs -put` uses _COPYING_.
+# Suffixes of incomplete files, which their writers rename when they are complete; `hdfs dfs -put` uses _COPYING_.
 _UNDER_WAY = re.compile(r"\.(?:part|partial|filepart|crdownload|tmp|temp|_COPYING_)$", re.IGNORECASE)
 _COMPRESSED = re.compile(r"\.(?:gz|zst|lz4)$", re.IGNORECASE)
-LARGE_BYTES = 4 * SPLIT_BYTES  # a larger capture is logged, since one task reads it
+LARGE_BYTES = 4 * SPLIT_BYTES  # kproxy logs a larger capture, since one task reads it
 log = logging.getLogger("kproxy.spark")
 
 FILES = Table("files", pa.schema([("path", TEXT), ("size", I64)]), ("path",))
@@ -248,7 +249,7 @@ class CaptureReader(DataSourceReader):
             return [_files_part(settings, {path: settings.storage.size(path) for path in settings.files()})]
         jobs = settings.jobs(settings.files(), settings.rotated)
         if settings.table != SEGMENTS:
-            _say_large(jobs)
+            _log_large(jobs)
         if settings.table in schema.KNOWLEDGE:
             return [Part(jobs[0], others=tuple(jobs[1:]))] if jobs else []
         if settings.table != SEGMENTS:
@@ -274,17 +275,17 @@ class FolderReader(DataSourceStreamReader):
 
     def __init__(self, settings: _Settings) -> None:
         self._settings = settings
-        # Unread files of storages: size, and the time since which it is unchanged. For a file that is being written
-        # HDFS reports the time of its creation, and the bytes of its complete blocks.
+        # Unread files of storages: size, and the time since which the size is unchanged. HDFS reports the creation time
+        # of an incomplete file, and the bytes of its complete blocks.
         self._waiting: dict[str, tuple[int, int]] = {}
 
     def initialOffset(self) -> dict[str, Any]:
         return {"files": {}}
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
-        """Return the offset: files of `start` that still exist, and all files that are complete.
+        """Return the offset: files of `start` that still exist, and all complete files.
 
-        If a folder cannot be listed, its read files stay in the offset: otherwise they would be read again later.
+        If a folder cannot be listed, its read files stay in the offset: otherwise the stream would read them again.
         """
         read = _files_of(start or self.initialOffset())
         found = {}
@@ -313,7 +314,7 @@ class FolderReader(DataSourceStreamReader):
         settings = self._settings
         read = _files_of(start)
         every = read.keys() | _files_of(end).keys()
-        # a file compressed when complete, as by `tcpdump -z gzip`, is the same capture
+        # A file that was compressed when it was complete, as by `tcpdump -z gzip`, is the same capture.
         files = sorted(
             path
             for path in _files_of(end)
@@ -333,7 +334,7 @@ class FolderReader(DataSourceStreamReader):
     def _present(self, read: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
         """Yield path, size and time of the last change of each file. Raises KproxyError if a folder cannot be listed.
 
-        read: files that were read, with their sizes.
+        read: sizes of the files that were read.
         """
         folders = [local_path(place) for place in self._settings.places]
         for path in self._settings.files():
@@ -359,7 +360,7 @@ class FolderReader(DataSourceStreamReader):
                 # otherwise it was removed after the folder was listed
 
 
-def _say_large(jobs: Sequence[Job]) -> None:
+def _log_large(jobs: Sequence[Job]) -> None:
     for job in jobs:
         with suppress(OSError, CaptureError):  # its task reports the error
             size = sum(map(job.storage.size, job.paths))
@@ -394,12 +395,12 @@ def _batches(settings: _Settings, part: Part) -> Iterator[pa.RecordBatch]:
         found = _rows(part.job, settings.table)
     for batch in found:
         batch = settings.wanted(batch)
-        if batch.num_rows:  # without the schema: Spark takes columns of a source only as nullable
+        if batch.num_rows:  # no schema: Spark accepts only nullable columns from a source
             yield pa.RecordBatch.from_arrays(batch.columns, batch.schema.names)
 
 
 def _rows(job: Job, table: Table) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one table of one capture: as they come, or sorted at the end if names must be filled in."""
+    """Yield the rows of one table of one capture: at once, or sorted at the end if names must be filled in."""
     quality = Quality()
     if table.has_names:
         with TemporaryDirectory(prefix="kproxy-") as folder:
@@ -408,10 +409,10 @@ def _rows(job: Job, table: Table) -> Iterator[pa.RecordBatch]:
             for _ in rows.read(job, quality):
                 pass
             for part in sorter.in_order():
-                told = rows.names.fill(part).cast(table.schema)
+                filled = rows.names.fill(part).cast(table.schema)
                 if job.records is not None:
-                    told = job.records.of(told)
-                yield from told.to_batches()
+                    filled = job.records.of(filled)
+                yield from filled.to_batches()
         return
     ready: list[pa.RecordBatch] = []
     for _ in Rows(lambda of, batch: ready.append(batch) if of == table else None).read(job, quality):

@@ -1,9 +1,9 @@
 """Pieces -> tables, written by Spark: a file for each table and hour, or for each 128 MB of it.
 
-Duty: a task takes the pieces of one file, merges their rows in the order of the table, and fills in names that any
-connection of their capture showed. For Parquet it also makes the file's bytes, as `kproxy convert` does. The files of
-all tables are one Spark job, whose text writer only copies the bytes (`writer.packed`), with any file system and
-committer of the session. Other formats are written by Spark's own writers, one job per table.
+Duty: a task takes the pieces of one file, merges their rows in the order of the table, and fills in names from any
+connection of their capture. For Parquet the task also makes the file's bytes, as `kproxy convert` does. One Spark job
+writes the files of all tables; its text writer only copies the bytes (`writer.packed`), with any file system and
+committer of the session. Spark's own writers write other formats, in one job per table.
 
 Memory of a task: writer.FAN_IN steps of rows, and a row group of a file.
 """
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARQUET = "parquet"  # the files of all tables are published together; other formats commit each table
-FILE_BYTES = 128 << 20  # of pieces; the Parquet file has about the same size
-AT_ONCE = 4  # tables
+FILE_BYTES = 128 << 20  # size of a file's pieces; the Parquet file has about the same size
+TABLES_AT_ONCE = 4  # number of tables written at the same time
 NONE = "none"  # the date and the hour of a table without times
 
-# Times in the type that other tools read. Concurrent writers avoid a sort: a task's rows are all of one hour.
+# Times have the type that other tools read. Concurrent writers avoid a sort: all rows of a task are of one hour.
 _SETTINGS = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     "spark.sql.execution.arrow.maxBytesPerBatch": "16m",
-    "spark.sql.shuffle.partitions": "16",  # for sums by table and hour; large shuffles set their own number
+    "spark.sql.shuffle.partitions": "16",  # enough for sums by table and hour; large shuffles set their own number
 }
 
 
@@ -53,7 +53,7 @@ _FILES = ["value", "table", "date", "hour"]
 
 @dataclass(frozen=True)
 class Learnt:
-    """Corrections of rows that are known only after their captures were read, by source."""
+    """The values that rows get only after all captures were read, by source."""
 
     names: Mapping[str, Names]
     corrections: Mapping[str, Sequence[Correction]]
@@ -85,9 +85,9 @@ def store(
     form: str,
     mode: str,
 ) -> list[str]:
-    """Write the tables of pieces into a folder (see `place_of`); returns the names of tables with rows.
+    """Write the tables of pieces into a folder (see `place_of`); return the names of tables with rows.
 
-    sizes: bytes by kind and hour; mode: Spark's, append or overwrite.
+    sizes: bytes by kind and hour; mode: Spark's save mode, append or overwrite.
     """
     tables = [(table, hours) for table in schema.BY_NAME.values() if (hours := hours_of(table, sizes))]
     if form == PARQUET:
@@ -96,7 +96,7 @@ def store(
             files = files.option(name, value)
         files.partitionBy("table", "date", "hour").save(folder)
         return [table.name for table, _ in tables]
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(TABLES_AT_ONCE) as pool:
         jobs = [
             pool.submit(_write, rows(pieces, table, hours, learnt), folder, table, form, mode, hours)
             for table, hours in tables
@@ -158,7 +158,7 @@ def rows(
     hours: Mapping[int, int],
     learnt: Learnt,
 ) -> "DataFrame":
-    """Return the rows of a table, one partition per file; with date and hour if the table has times."""
+    """Return the rows of a table, one partition per file, and their date and hour if the table has times."""
     from kproxy.spark.source import spark_schema
 
     columns = spark_schema(table.schema) + ("" if NO_HOUR in hours else ", `date` string, `hour` string")

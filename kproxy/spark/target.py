@@ -1,10 +1,10 @@
-"""The folder of tables that an ingest writes, in any file system of Spark, all of it or nothing.
+"""The folder of tables that an ingest writes, in any file system of Spark, completely or not at all.
 
 Duty: Spark writes files into a staging folder inside it (`stage`, see `store`), with its own committers, which handle
 attempts that fail or run twice. `publish` moves the files to their places, removes the files that they replace, and
-writes the manifest last. A log of all moves and removals is written first, so that the next run finishes a run that
-died midway: tables never disappear, and no row is duplicated. This process moves files of this machine; Hadoop's file
-systems move others, as Spark finds them.
+writes the manifest last. It writes a log of all moves and removals first, so that the next run finishes a run that died
+midway: tables never disappear, and no row is duplicated. This process moves files of this machine; the file systems of
+Hadoop, as Spark finds them, move others.
 
 A folder of this machine is locked during a run. Elsewhere two runs must not write to one folder at the same time.
 Memory: names of the tables' files.
@@ -36,7 +36,7 @@ _PACKAGES = {  # packages of file systems that Spark lacks, by scheme; in the ve
     "abfs": "org.apache.hadoop:hadoop-azure:{}",
     "abfss": "org.apache.hadoop:hadoop-azure:{}",
 }
-PART_BYTES = 1 << 20  # bytes per call, from and to the JVM
+PART_BYTES = 1 << 20  # bytes that a call passes from or to the JVM
 
 
 class Files(Protocol):
@@ -53,7 +53,7 @@ class Files(Protocol):
 
 
 class Target:
-    """A folder of tables. `begin`, then Spark writes to `stage`, then `publish`; `abandon` in any case."""
+    """A folder of tables. Call `begin`, let Spark write to `stage`, then call `publish`; call `abandon` in any case."""
 
     def __init__(self, spark: "SparkSession", folder: str) -> None:
         self.folder = folder
@@ -75,7 +75,7 @@ class Target:
 
     @property
     def is_unfinished(self) -> bool:
-        """Return whether tables are being moved to their places, or a run died while it did so."""
+        """Return whether a run is moving tables to their places, or died while it did so."""
         return self._files.read(UNFINISHED) is not None
 
     def manifest(self) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Target:
             yield from self._files.lines(path)
 
     def begin(self) -> None:
-        """Lock the folder; finish an earlier run's `publish`, and remove other remains of it."""
+        """Lock the folder; finish the `publish` of an earlier run, and remove its other files."""
         if self.is_local:
             self._lock()
         self._begun = True
@@ -138,8 +138,8 @@ class Target:
     ) -> None:
         """Add the staged files to the tables; with `replace` they replace all tables.
 
-        captures: one line per capture. committed: tables that a format's own commits wrote and replaced; their files
-        stay as they are.
+        captures: one line per capture. committed: tables that a format wrote and replaced with its own commits; their
+        files stay as they are.
         """
         if captures is not None:
             numbers = [int(path.rpartition("/")[2].partition(".")[0]) for path in self._files.found(CAPTURES)]
@@ -164,7 +164,7 @@ class Target:
                     folder.rmdir()
 
     def _finish(self) -> None:
-        """Do the moves and removals in the log, if there is one; safe to repeat."""
+        """Do the moves and removals in the log, if a log exists; safe to repeat."""
         text = self._files.read(f"{STAGE}/{LOG}")
         if text is None:
             return
@@ -192,7 +192,7 @@ class Target:
 
 
 def _is_table_file(path: str) -> bool:
-    """Return whether a staged file holds rows: not a committer's marker, a checksum, or a superseded attempt."""
+    """Return whether a staged file has rows: committer's markers, checksums and superseded attempts have none."""
     places = path.removeprefix(f"{STAGE}/").removeprefix(f"{CAPTURES}/").split("/")
     return not any(place.startswith(("_", ".")) for place in places)
 
@@ -245,7 +245,7 @@ class _Local:
         target = self._folder / to
         with writing(self._folder):
             target.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # an earlier run moved it
+            with suppress(FileNotFoundError):  # an earlier run has moved it
                 sync(self._folder / path)
                 (self._folder / path).replace(target)
                 sync(target.parent)
@@ -330,12 +330,12 @@ class _Hadoop:
 
     def move(self, path: str, to: str) -> None:
         source, target = self._path(path), self._path(to)
-        if self._system.exists(source):  # else an earlier run moved it
+        if self._system.exists(source):  # otherwise an earlier run has moved it
             self._system.mkdirs(target.getParent())
             self._rename(source, target)
 
     def _rename(self, source: Any, target: Any) -> None:
-        """Rename over an existing file: after a crash on a file system that copies (s3a://), both places hold it."""
+        """Rename over an existing file: after a crash, a file system that copies (s3a://) has the file twice."""
         self._system.delete(target, False)  # few file systems rename over an existing file
         if not self._system.rename(source, target):
             raise KproxyError(f"{target.toString()}: the file system did not take the file; run again to finish")

@@ -192,7 +192,7 @@ def test_a_setting_that_prevents_the_start_of_spark_is_reported_in_one_line(tabl
 @pytest.mark.ring2
 def test_an_unreachable_master_is_reported_at_once(tables, monkeypatch):
     """Spark tries a master for a minute and then prints a stack trace; a Spark Connect client tries for ten."""
-    monkeypatch.setattr(kproxy.spark, "ANSWER_S", 0.5)
+    monkeypatch.setattr(kproxy.spark, "CONNECT_TIMEOUT_S", 0.5)
     with socket.socket() as bound:  # without a listener
         bound.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{bound.getsockname()[1]}"

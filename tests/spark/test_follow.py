@@ -90,7 +90,7 @@ def test_a_storage_that_fails_for_a_while_loses_no_capture(spark, tmp_path, monk
         bucket.put(f"in/{name}.pcap", capture(name).read_bytes())
     options = [*bucket.storage.options, ("config_kwargs.retries.max_attempts", "0")]
     settings = Settings(rotated=rotated, storage=Storage(tuple(options)))
-    monkeypatch.setattr(follower, "AGAIN_S", (0.01,))
+    monkeypatch.setattr(follower, "RETRY_PAUSES_S", (0.01,))
     lasting = [last == "look"]  # how many more times it fails
 
     def run():

@@ -1,8 +1,8 @@
 """The cluster of each connection, if the captures of an ingest show several clusters: `capture.clusters`, on Spark.
 
 Duty: tasks read the brokers' responses that name brokers and the cluster id, and the driver joins them, as `kproxy
-convert` does. A single cluster needs no further step. Memory of the driver: MAX_ADDRESSES addresses, and with several
-clusters a number and a name for each connection. Does not decode connections, and does not write tables.
+convert` does. A single cluster needs no further step. Memory of the driver: MAX_ADDRESSES addresses, and a number and a
+name for each connection if there are several clusters. Does not decode connections, and does not write tables.
 """
 
 import json
@@ -33,8 +33,8 @@ def separate_clusters(
 ) -> tuple[dict[str, Labels], dict[str, Quality], list[dict[str, Any]]]:
     """Return (clusters of connections, counts for `quality`, clusters for the manifest), the first two by source.
 
-    Without clusters of connections there is only one. pieces: the pieces of an ingest. rows: returns the rows of a
-    table in those pieces. earlier: of the tables to which the ingest adds. corrections: by source.
+    The first is empty if there is only one cluster. pieces: the pieces of an ingest. rows: returns the rows of a table
+    in those pieces. earlier: the clusters of the existing tables, with `append`. corrections: by source.
     """
     current = _clusters_in(pieces, [each for of_source in corrections.values() for each in of_source])
     names = earlier.labels(current)

@@ -1,6 +1,6 @@
 """The decoding task: captures, or the packets of whole connections -> rows of the tables, as pieces.
 
-Duty: `whole` reads some captures from front to end, each once. No connection of them continues in another task, so
+Duty: `whole` reads some captures from front to end, each once. None of their connections continues in another task, so
 their rows are final. `decode` takes rows of `places`, sorted by capture, by connection and by their order in the
 capture; `convert.parts.deferred` decodes them.
 
@@ -25,7 +25,7 @@ from kproxy.convert.parts.places import PLACE
 from kproxy.convert.rows import Rows
 from kproxy.errors import CaptureError
 from kproxy.spark.tasks import pieces
-from kproxy.spark.tasks.places import STINTS, listed, named_conflicting
+from kproxy.spark.tasks.places import EXCERPTS, listed, named_conflicting
 from kproxy.spark.tasks.sorters import Sorters
 from kproxy.tables import arrays, schema
 
@@ -49,10 +49,10 @@ def whole(unit: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
                 continue
             for table, parts in mine.tables():
                 for part in parts:
-                    told = rows.names.fill(part)
+                    filled = rows.names.fill(part)
                     if table is schema.RECORDS and job.records is not None:
-                        told = job.records.of(told)
-                    for batch in told.to_batches():
+                        filled = job.records.of(filled)
+                    for batch in filled.to_batches():
                         together.add(table, batch)
             together.feed(mine)
             mine.remove()
@@ -97,7 +97,7 @@ class _Decoder:
                 deferred.begin(())
                 self._capture, self._connection = capture, connection
             packets, inline = batch.column("packets")[index], batch.column("bytes")[index]
-            if file == STINTS:
+            if file == EXCERPTS:
                 deferred.say(pickle.loads(packets.as_py()))
             else:
                 places = np.frombuffer(packets.as_buffer(), PLACE).copy()

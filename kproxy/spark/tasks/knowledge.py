@@ -1,9 +1,9 @@
 """State of a cluster (groups, leaders, topics) from all its captures, on Spark: one task reads in the order of time.
 
-Duty: the decoding tasks emit the input of `insight` as pieces. One task merges them and feeds one `Knowledge`, as
-`kproxy convert` does; its tables are pieces too. It is one task, since any connection may show a group's coordinator,
-its members and the leaders of its topics. Its input is a small part of a capture: no records, and no responses of
-heartbeats without errors. Its memory: see `convert.knowledge`.
+Duty: the decoding tasks emit the input of `insight` as pieces. One task merges them and passes them to one `Knowledge`,
+as `kproxy convert` does; its tables are pieces too. There is only one such task, since any connection may show a
+group's coordinator, its members and the leaders of its topics. Its input is a small part of a capture: no records, and
+no responses to heartbeats without errors. Memory: see `convert.knowledge`.
 """
 
 import json

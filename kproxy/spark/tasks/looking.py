@@ -1,7 +1,7 @@
 """Sizes and fingerprints of captures: `look`.
 
-Duty: a few requests for each file, made by the driver for up to NEAR files, by tasks for more. Memory: NEAR files. Does
-not read packets.
+Duty: makes a few requests for each file, in the driver for up to MAX_DRIVER_FILES files, in tasks for more. Memory:
+MAX_DRIVER_FILES files. Does not read packets.
 """
 
 import json
@@ -21,20 +21,23 @@ from kproxy.spark.tasks.pieces import PIECES, each
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NEAR = 32  # at most so many files are read by the driver itself
+MAX_DRIVER_FILES = 32  # the driver itself reads at most so many files
 LEAD_BYTES = 64 << 10  # the fingerprint covers so many bytes at the beginning and at the end of each file
 
 
 def look(spark: "SparkSession", catalogue: Catalogue) -> dict[int, CaptureError]:
     """Record each capture's bytes, its fingerprint, and the bytes of its largest file in the catalogue.
 
-    Returns the errors of storages, by capture number. Any other unreadable file counts 0 bytes; the task that reads
-    the capture later reports why.
+    Return the errors of storages, by capture number. Any other unreadable file counts 0 bytes; the task that reads the
+    capture later reports the reason.
     """
-    if len(catalogue) <= NEAR and sum(len(job.paths) for _, job, _ in catalogue.every()) <= NEAR:
+    if (
+        len(catalogue) <= MAX_DRIVER_FILES
+        and sum(len(job.paths) for _, job, _ in catalogue.every()) <= MAX_DRIVER_FILES
+    ):
         return _noted(catalogue, [_seen(number, job) for number, job, _ in catalogue.every()])
     captures = catalogue.every()
-    together = iter(lambda: [(number, job) for number, job, _ in islice(captures, NEAR)], [])
+    together = iter(lambda: [(number, job) for number, job, _ in islice(captures, MAX_DRIVER_FILES)], [])
 
     def run(some: Sequence[tuple[int, Job]]) -> Iterator[pa.RecordBatch]:
         seen = [_seen(number, job) for number, job in some]

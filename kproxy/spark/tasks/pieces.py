@@ -1,9 +1,9 @@
 """Pieces, the output of an ingest's tasks: sorted rows of one table and hour as bytes, and JSON about captures.
 
 Duty: a piece is a row of PIECES. If its `kind` is a table, `data` holds sorted rows as a Parquet file, which takes a
-fifth of the space of compressed Arrow, and half of the CPU. For the other kinds `data` is JSON about a capture. So all
-tables are in one compressed DataFrame, which Spark persists, shuffles and recomputes by its own means; `store` makes
-tables of it. `each` runs a function over pieces of work, one task for each.
+fifth of the space of compressed Arrow, and half of the CPU. `data` of the other kinds is JSON about a capture. All
+tables are therefore in one compressed DataFrame, which Spark persists, shuffles and recomputes; `store` makes tables of
+it. `each` runs a function over units of work, one task for each.
 
 Memory: PIECE_ROWS rows.
 """
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 PIECES = "capture int, kind string, hour bigint, count bigint, size bigint, data binary"
 PIECE_ROWS = 64 * 1024
 PIECE_BYTES = 16 << 20
-FEW = 1000  # up to so many pieces of work, and bytes of them, are pickled with the function; more become rows
-FEW_BYTES = 256 << 10
+MAX_PICKLED = 1000  # up to so many units of work are pickled with the function; more, or more bytes, become rows
+MAX_PICKLED_BYTES = 256 << 10
 
 # Kinds other than tables: the report of a split's scan; names of topics from responses; counts of `quality`; the error
 # of an unreadable capture. Input of insight has the kind INSIGHT plus the name of its table.
@@ -57,10 +57,10 @@ _HOUR_US = 3_600_000_000
 def each(
     spark: "SparkSession", work: Iterable[Any], run: Callable[[Any], Iterator[pa.RecordBatch]], schema: str
 ) -> "DataFrame":
-    """Return the rows that `run` makes of each piece of work, one task per piece; `work` is consumed one by one."""
+    """Return the rows that `run` makes of each unit of work, one task per unit; `work` is consumed one by one."""
     packed = map(pickle.dumps, work)
     few, size = list[bytes](), 0
-    while len(few) <= FEW and size <= FEW_BYTES:
+    while len(few) <= MAX_PICKLED and size <= MAX_PICKLED_BYTES:
         piece = next(packed, None)
         if piece is None:
             return _near(spark, few, run, schema)
@@ -106,7 +106,7 @@ def _batches(numbered: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, 
     for number, piece in numbered:
         waiting.append((number, piece))
         size += len(piece)
-        if size >= FEW_BYTES or len(waiting) >= FEW:
+        if size >= MAX_PICKLED_BYTES or len(waiting) >= MAX_PICKLED:
             yield waiting
             waiting, size = [], 0
     if waiting:

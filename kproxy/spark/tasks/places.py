@@ -2,9 +2,9 @@
 
 Duty: the task reads a part (see `convert.parts.reader`) from front to end, and emits four kinds of rows: pieces of
 tables; a report; excerpts of the connections that the part claimed, that ended, or that were handed over; and for each
-deferred connection the time and the place of each packet, 28 bytes, some MEASURE packets per row. Packets of compressed
-files are emitted with their bytes. So are packets of files in a storage, where each place would cost a request. A part
-alone cannot decide whether a packet has an earlier time than packets of the parts before it; `results` does.
+deferred connection the time and the place of each packet, 28 bytes, some MEASURE packets per row. It emits packets of
+compressed files with their bytes, and also packets of files in a storage, where reading each place would cost a
+request. A part alone cannot decide whether a packet has an earlier time than packets of earlier parts; `results` does.
 
 Memory: places of a part's packets.
 """
@@ -42,20 +42,20 @@ if TYPE_CHECKING:
 
 # The scan emits rows with packets of one connection, in their order. The column `file` holds a file's number, or one of
 # these values; then `packets` is a report as JSON, a piece's data (`pieces_of`), or a pickled list of `Excerpt`.
-REPORT, PIECE, STINTS = -1, -2, -3
+REPORT, PIECE, EXCERPTS = -1, -2, -3
 _PACKETS = (
     ("capture", "int"),
     ("connection", "bigint"),  # a hash of its addresses and ports; connections of one hash are not read in parts
     ("part", "int"),  # twice the part's number, plus 1 after its warm-up
     ("file", "int"),
-    ("offset", "bigint"),  # of the last packet
-    ("size", "bigint"),  # of the packets, as captured
-    ("packets", "binary"),  # PLACE of each
-    ("bytes", "binary"),  # the packets themselves, of a file without random access
-    ("kind", "string"),  # of a piece, whose hour is in `offset`
-    ("count", "bigint"),  # of a piece
+    ("offset", "bigint"),  # offset of the last packet; of a piece: its hour
+    ("size", "bigint"),  # captured bytes of the packets
+    ("packets", "binary"),  # PLACE of each packet
+    ("bytes", "binary"),  # the packets themselves, if the file has no random access
+    ("kind", "string"),  # kind of a piece
+    ("count", "bigint"),  # count of a piece
 )
-TOLD_AT_ONCE = 1000  # connections per batch: a batch of one row costs 0.4 ms
+CONNECTIONS_PER_BATCH = 1000  # connections per batch: a batch of one row costs 0.4 ms
 PACKET_SCHEMA = ", ".join(f"{name} {kind}" for name, kind in _PACKETS)
 _TYPES = {"int": pa.int32(), "bigint": pa.int64(), "binary": pa.binary(), "string": pa.string()}
 _ROW = pa.schema([(name, _TYPES[kind]) for name, kind in _PACKETS])
@@ -65,7 +65,7 @@ def packets(number: int, capture: int, part: Part, job: Job) -> Iterator[pa.Reco
     """Yield the rows (PACKET_SCHEMA) of a part. number: the task's number, for its report."""
     try:
         yield from _packets(number, capture, part, job)
-    except CaptureError as fault:  # other captures go on; the task that reads this one in one piece reports the error
+    except CaptureError as fault:  # do not stop other captures; the task that reads this one whole reports the error
         yield _report(number, capture, {"unsplittable": str(fault)})
 
 
@@ -125,8 +125,8 @@ def _reports(number: int, capture: int, found: reader.Found) -> Iterator[pa.Reco
     }
     yield _report(number, capture, report)
     all_excerpts = iter(_by_hash(found.excerpts).items())
-    while some := list(islice(all_excerpts, TOLD_AT_ONCE)):
-        yield _listed([(capture, of, NONE, STINTS, 0, 0, pickle.dumps(each), None, None, None) for of, each in some])
+    while some := list(islice(all_excerpts, CONNECTIONS_PER_BATCH)):
+        yield _listed([(capture, of, NONE, EXCERPTS, 0, 0, pickle.dumps(each), None, None, None) for of, each in some])
 
 
 def _report(split: int, capture: int, values: Mapping[str, Any]) -> pa.RecordBatch:

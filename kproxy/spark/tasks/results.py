@@ -1,9 +1,9 @@
 """Reports of tasks about captures -> the counts of `quality`.
 
-Duty: tasks add up all counts by capture. In captures that were shared out, packets whose time goes back are counted
-again in each split with a packet time before the latest time of the earlier splits.
+Duty: tasks add up all counts by capture. If a split of a shared-out capture has a packet time before the latest time of
+the earlier splits, a task repeats the count of packets whose time goes back for that split.
 
-Memory of the driver: a report for each split, and the counts of SHOWN captures.
+Memory of the driver: a report for each split, and the counts of MAX_SHOWN captures.
 """
 
 import json
@@ -25,11 +25,11 @@ from kproxy.tables import schema
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SHOWN = 200  # up to so many captures are reported one by one; more are reported as one sum
+MAX_SHOWN = 200  # up to so many captures are reported separately; more are reported as one sum
 COUNTED = "counted"  # the kind of a piece: all counts of a capture, or of many
-TOGETHER = 500  # captures whose counts one task adds up
+CAPTURES_PER_TASK = 500  # number of captures whose counts one task adds up
 
-Parts = Sequence[tuple[int, Part]]  # with the numbers of their captures
+Parts = Sequence[tuple[int, Part]]  # (number of the capture, part)
 
 
 def counted(counts: "DataFrame", captures: int) -> "DataFrame":
@@ -39,8 +39,8 @@ def counted(counts: "DataFrame", captures: int) -> "DataFrame":
     """
     from pyspark.sql import functions as F
 
-    tasks = max(1, captures // TOGETHER)
-    alone = captures <= SHOWN
+    tasks = max(1, captures // CAPTURES_PER_TASK)
+    alone = captures <= MAX_SHOWN
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         qualities: dict[str, Quality] = {}
@@ -55,7 +55,7 @@ def counted(counts: "DataFrame", captures: int) -> "DataFrame":
         for source, quality in qualities.items():
             if alone:
                 yield pieces.words(-1, COUNTED, [source, listed(quality)])
-            else:  # without the fingerprints of connections, which are per capture
+            else:  # leave out the fingerprints of connections, which are per capture
                 for row in quality:
                     whole.note(row.kind, row.first_ns, count=row.count, size=row.bytes, last_ns=row.last_ns)
         if not alone:
@@ -66,7 +66,7 @@ def counted(counts: "DataFrame", captures: int) -> "DataFrame":
 
 
 def in_several(counts: "DataFrame", jobs: Callable[[], Sequence[str]]) -> dict[str, Quality]:
-    """Return counts of connections that an earlier capture holds too, by source.
+    """Return counts of connections that an earlier capture also has, by source.
 
     counts: the data of pieces. jobs: returns all sources in their order.
     """
@@ -117,11 +117,11 @@ def of_splits(spark: "SparkSession", parts: Parts, reports: Sequence[Mapping[str
     for report in sorted(reports, key=lambda report: report["split"]):
         of_captures.setdefault(parts[report["split"]][0], []).append(report)
     again: list[tuple[int, Times, int]] = []  # splits with a packet time before the latest time of earlier splits
-    for capture, told in of_captures.items():
+    for capture, of_capture in of_captures.items():
         quality = qualities[capture] = Quality()
-        times = [Times(*report["clock"]["times"]) for report in told]
+        times = [Times(*report["clock"]["times"]) for report in of_capture]
         late = dict(clocks.late(times))
-        for number, report in enumerate(told):
+        for number, report in enumerate(of_capture):
             noted(quality, report["quality"])
             if number in late:
                 again.append((report["split"], times[number], late[number]))
@@ -134,7 +134,7 @@ def of_splits(spark: "SparkSession", parts: Parts, reports: Sequence[Mapping[str
 
 
 def apart(parts: Parts, reports: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Return captures in which the end of a part is not the beginning of the next part, with the reason."""
+    """Return the captures with a part that does not begin where the previous part ends, with the reason."""
     found = {}
     for one, other in pairwise(sorted(reports, key=lambda report: report["split"])):
         capture, following = (parts[report["split"]][0] for report in (one, other))

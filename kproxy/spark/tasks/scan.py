@@ -1,7 +1,7 @@
 """The TCP segments of a split, each with its packet records.
 
-Duty: dissects a split's packets, including fragments of datagrams that began before it. A segment that is reassembled
-from IP fragments comes with the records of all of them. Memory: one window, and the fragments of
+Duty: dissects a split's packets, including fragments of datagrams that began before it. It yields a segment that is
+reassembled from IP fragments with the records of all fragments. Memory: one window, and the fragments of
 `capture.dissection.packets`.
 
 Does not group segments by connection.
@@ -70,7 +70,7 @@ class _Dissector(Dissector):
 
     def __init__(self, quality: Quality) -> None:
         super().__init__(quality)
-        self.name: bytes | None = None  # of the datagram whose fragment was seen last
+        self.name: bytes | None = None  # name of the datagram of the last fragment
         self._records: dict[bytes, list[Packet]] = {}
 
     def count_in(self, quality: Quality) -> None:

@@ -1,6 +1,6 @@
 """The rows of a task's tables, sorted, until they become pieces.
 
-Memory: RUN_BYTES per table; further rows are on the task's disk.
+Memory: RUN_BYTES per table; the task's disk has further rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ RUN_ROWS, RUN_BYTES = 256 * 1024, 32 << 20  # enough for most tasks to use no di
 
 
 class Sorters:
-    """The rows of a task's tables, sorted, and separately the input of insight."""
+    """The sorted rows of a task's tables, and separately the input of insight."""
 
     def __init__(self, job: Job, folder: Path, prefix: str) -> None:
         def sorter(table: Table, kind: str) -> writer.Sorter:
