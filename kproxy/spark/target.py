@@ -24,7 +24,7 @@ from kproxy.spark import is_connect
 from kproxy.spark.store import NONE
 from kproxy.tables import schema
 from kproxy.tables.dataset import MANIFEST, UNFINISHED
-from kproxy.tables.writer import refuse_file, sync, writing
+from kproxy.tables.folders import refuse_file, sync, writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

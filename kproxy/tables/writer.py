@@ -8,18 +8,15 @@ several tables must change together, their moves are written down first: the nex
 With the same version of pyarrow the same rows give the same bytes: fixed row groups, no clock, no host name.
 """
 
-import fcntl
 import json
 import os
 import shutil
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from stat import S_ISDIR
 from typing import Any, cast
 
 import numpy as np
@@ -31,6 +28,7 @@ from kproxy.errors import KproxyError
 from kproxy.tables import schema
 from kproxy.tables.arrays import numbers
 from kproxy.tables.dataset import MANIFEST, PUBLICATION, check_version, read_manifest
+from kproxy.tables.folders import alone, claimed, sync, writing
 from kproxy.tables.schema import Table
 
 ROW_GROUP = 256 * 1024
@@ -43,7 +41,6 @@ STEP_BYTES = 2 << 20
 PACKED = ".packed"  # suffix of runs that are Parquet
 _LAST = (1 << 63) - 1  # the sort key of null
 FAN_IN = 32  # overlapping runs merged at a time
-MOST_TRIES = 1000  # attempts to create a folder that other processes remove at their end
 MOST_BESIDE = 16  # successive kproxies that drain and still record
 
 
@@ -72,7 +69,7 @@ class Dataset:
         work = self.folder / f".unfinished-{name}"
         self._made = [folder for folder in (self.folder, *self.folder.parents) if not folder.exists()]
         with writing(self.folder):
-            claim = _claimed(work)
+            claim = claimed(work)
             if claim is None:
                 raise InUseError(f"{self.folder}: another kproxy writes to it; wait, or name another folder")
             self._work, self._claim = work, claim
@@ -128,7 +125,7 @@ class Dataset:
             sync(target.parent)
         for place in publication["gone"]:
             (self.folder / place).unlink(missing_ok=True)
-        with _alone(self.folder / ".unfinished-manifest"):  # otherwise a concurrent update would be lost
+        with alone(self.folder / ".unfinished-manifest"):  # otherwise a concurrent update would be lost
             _write(self._work, self._manifest(publication["manifest"]), self.folder / MANIFEST)
 
     def _manifest(self, told: dict[str, Any]) -> dict[str, Any]:
@@ -522,81 +519,3 @@ def _is_sorted(column: pa.ChunkedArray) -> bool:
 
 def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _claimed(work: Path) -> int | None:
-    """Return a locked descriptor of a working folder, created if needed; None if another process has locked it.
-
-    The previous owner removes the folder before it releases the lock, so the locked folder may be a deleted one; then
-    the attempt is repeated.
-    """
-    tries = 0
-    while True:
-        tries += 1
-        try:
-            work.mkdir(parents=True, exist_ok=True)
-            claim = os.open(work, os.O_RDONLY)
-        except (FileExistsError, FileNotFoundError):  # another process removed it meanwhile
-            refuse_file(work.parent)
-            if tries >= MOST_TRIES:  # no process removes it so often: the parent folder is deleted
-                raise
-            continue
-        is_ours = False
-        try:
-            fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_ours := os.path.samestat(os.fstat(claim), work.stat()):
-                return claim
-        except BlockingIOError:
-            return None
-        except FileNotFoundError:
-            continue
-        finally:
-            if not is_ours:
-                os.close(claim)
-
-
-def refuse_file(folder: Path) -> None:
-    """Raise KproxyError if a file is in the place of a folder, or of one of its parents."""
-    for place in (folder, *folder.parents):
-        if _is_no_folder(place):
-            raise KproxyError(f"{folder}: cannot be written to: {place} is no folder") from None
-
-
-def _is_no_folder(place: Path) -> bool:
-    """Return whether the place is a file, or a link without a folder at its end (a disk that is not mounted)."""
-    try:
-        return not S_ISDIR(place.lstat().st_mode) and not place.is_dir()
-    except OSError:
-        return False
-
-
-@contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    while (claim := _claimed(work)) is None:
-        time.sleep(0.001)
-    try:
-        yield
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-        os.close(claim)
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Turn an OSError (a full disk, for example) into a KproxyError that names the folder, and a name that is taken."""
-    try:
-        yield
-    except OSError as fault:
-        reason = os.strerror(fault.errno) if fault.errno else fault
-        if isinstance(fault, (FileExistsError, IsADirectoryError, NotADirectoryError)):
-            reason = f"{reason}: {fault.filename2 or fault.filename}"
-        raise KproxyError(f"{folder}: cannot be written to: {reason}") from fault
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk (fsync)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -35,6 +35,7 @@ from kproxy.convert.workers import Seen, Workers
 from kproxy.errors import CaptureError
 from kproxy.tables import schema, writer
 from kproxy.tables.arrays import batch
+from kproxy.tables.folders import writing
 
 PART_PACKETS = 1 << 19  # 20 MB of places
 PART_BYTES, MOST_BYTES = 128 << 20, 4 << 30  # bounds of a part, for very small and very large packets
@@ -128,7 +129,7 @@ def read_part(job: Job, part: Part, work: Path, prefix: str, seen: Seen) -> Told
         conflicting=found.conflicting,
     )
     start = 0
-    with writer.writing(work), path.open("wb") as sink:
+    with writing(work), path.open("wb") as sink:
         for group in grouped(found.packets, found.deferred):
             sink.write(group.places.data)  # tofile() does not report a full disk
             sizes = np.add.reduceat(group.places["captured"], group.edges[:-1], dtype=np.int64).tolist()

@@ -99,7 +99,7 @@ def test_no_port_is_assigned_before_the_first_complete_answer():
 
 def test_ids_with_ports_outside_a_changed_range_get_new_ports():
     assignment = begun(2, first=9202)
-    assignment.restore({1: Held(9201, 5.0), 2: Held(9202, 5.0), 3: Held(9203)})
+    assignment.restore({1: Held(9201, 5.0), 2: Held(9202, 5.0), 3: Held(9203), 4: Held(9203, 5.0)})
     assert assignment.ports == {2: 9202, 3: 9203}
     assert assignment.absent.keys() == {2}
 
