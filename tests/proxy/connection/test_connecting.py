@@ -194,8 +194,14 @@ def test_many_new_clients_at_once_do_not_delay_connected_ones(monkeypatch):
     live(talk())
 
 
-@pytest.mark.parametrize("number", (errno.EMFILE, errno.ENFILE))
-def test_a_client_for_whom_no_descriptor_is_left_is_counted_and_served_later(monkeypatch, caplog, number):
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    (
+        (errno.EMFILE, "raise the limit of open files (ulimit -n, LimitNOFILE)"),
+        (errno.ENFILE, "raise that of this machine (sysctl fs.file-max)"),
+    ),
+)
+def test_a_client_for_whom_no_descriptor_is_left_is_counted_and_served_later(monkeypatch, caplog, number, remedy):
     accept, faults = socket.socket.accept, [OSError(number, os.strerror(number)) for _ in range(3)]
 
     def accepted(sock):
@@ -214,4 +220,4 @@ def test_a_client_for_whom_no_descriptor_is_left_is_counted_and_served_later(mon
             assert await broker.frame() == request(API_VERSIONS, 0, 1)
 
     live(test())
-    assert "raise the limit of open files (ulimit -n, LimitNOFILE)" in caplog.text
+    assert remedy in caplog.text
