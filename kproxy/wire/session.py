@@ -78,10 +78,16 @@ class Session(BrokerSide):
 
     def receive(self, side: int, view: Any, now_ns: int) -> list[Piece]:
         """Take bytes that arrived from a side; return the pieces to send, in order."""
+        observers = self.observers
+        for observer in observers:
+            observer.before(self, side)
         pieces = self._handlers[side](self, view, now_ns)
         if self._needs_finish:
-            return self._finish(side, view, pieces, now_ns)
-        self._received[side] += len(view)
+            pieces = self._finish(side, view, pieces, now_ns)
+        else:
+            self._received[side] += len(view)
+        for observer in observers:
+            observer.passed(self, side, view, pieces, now_ns)
         return pieces
 
     def _finish(self, side: int, view: Any, pieces: list[Piece], now_ns: int) -> list[Piece]:

@@ -78,8 +78,6 @@ NOTHING_USUAL: Usual = (*frames.request_head_and(0), NONE, b"", UNSEEN, ())
 class SessionState(SlowSides):
     """The fields of a session, and the methods that its two sides share."""
 
-    observers: tuple[Any, ...]  # set only while observers watch the session (watched.py)
-
     __slots__ = (
         "_authorizer",
         "_broker_exchange",
@@ -162,6 +160,7 @@ class SessionState(SlowSides):
         self.sasl_mechanism: str | None = None
         self.sasl_tokens = 0  # number of raw tokens; they emit no events
         self.client_id: str | None = None  # client id of the last request whose prefix was read
+        self.observers: tuple[Any, ...] = ()  # who sees the bytes that pass (watched.py)
         self.software: tuple[str, str] | None = None  # name and version, from ApiVersions (KIP-511)
 
         self._interest = interest

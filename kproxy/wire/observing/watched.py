@@ -1,7 +1,6 @@
-"""Sessions whose observers see the bytes that pass, for traces and the flight recorder.
+"""Observers of a session, which see the bytes that pass, for traces and the flight recorder.
 
-Duty: no cost for sessions without observers. `watch` changes the class of a session to `WatchedSession`, invisibly to
-its owner. Refuses to know the use of observed bytes.
+`Session.receive` calls the observers of its session. Refuses to know the use of observed bytes.
 """
 
 from typing import Any, Protocol
@@ -25,32 +24,14 @@ class Observer(Protocol):
         ...
 
 
-class WatchedSession(Session):
-    __slots__ = ()
-
-    def receive(self, side: int, view: Any, now_ns: int) -> list[Piece]:
-        observers: tuple[Observer, ...] = self.observers
-        for observer in observers:
-            observer.before(self, side)
-        pieces = super().receive(side, view, now_ns)
-        for observer in observers:
-            observer.passed(self, side, view, pieces, now_ns)
-        return pieces
-
-
 def watch(session: Session, observer: Observer) -> None:
-    if not isinstance(session, WatchedSession):
-        session.observers = ()
-        session.__class__ = WatchedSession
+    """Add an observer to a session."""
     session.observers += (observer,)
 
 
 def unwatch(session: Session, observer: Observer) -> None:
     """Remove an observer; do nothing if it does not watch the session."""
-    if isinstance(session, WatchedSession):
-        session.observers = tuple(each for each in session.observers if each is not observer)
-        if not session.observers:
-            session.__class__ = Session  # type: ignore[assignment]
+    session.observers = tuple(each for each in session.observers if each is not observer)
 
 
 def read_of(session: Session, side: int, view: Any) -> Any:
