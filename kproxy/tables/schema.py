@@ -119,7 +119,7 @@ EXCHANGES = Table(
         ("transactional_id", TEXT),
         ("decoded", TEXT),
         ("retransmissions", I32),
-        # The sum of these, queue_ns and muted_ns is total_ns in every case.
+        # The sum of the next five, queue_ns and muted_ns is total_ns in every case.
         ("sending_ns", I64),
         ("broker_ns", I64),
         ("receiving_ns", I64),
