@@ -134,6 +134,7 @@ class Unanswered(NamedTuple):
     broker_id: int | None
     failed: int  # the connection ended first, or the capture
     gave_up: int  # of these: after the client had waited
+    by_broker: int  # of these: the broker ended the connection, not the client
     still_wait: int  # of these: when the capture ended
     writes: int  # Produce
     longest_ns: int | None
@@ -158,7 +159,7 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
             select source, connection, min(`number`) as first_number from missed
             where api in ({", ".join(map(literal, REPLICATED))}) group by source, connection""",
         failing=f"""
-            select cluster, client, broker, broker_id, api, is_open, waited_ns,
+            select cluster, client, broker, broker_id, api, is_open, by_broker, waited_ns,
                 case when r.first_number < m.`number` then concat(api, {literal(_BEHIND)}) else api end as name,
                 case when is_open or {gave_up} then us else greatest(us, cast(floor(end_ns / 1e3) as bigint)) end as us
             from missed m left join replicating r on m.source = r.source and m.connection = r.connection""",
@@ -168,15 +169,16 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
             group by cluster, {GROUPS["client"]}, {GROUPS["broker"]}""",
         counted=f"""
             select cluster, client, broker, max(broker_id) as broker_id, api, count(*) as failed,
-                count_if({gave_up}) as gave_up, count_if(is_open) as still_wait,
+                count_if({gave_up}) as gave_up, count_if({gave_up} and by_broker) as by_broker,
+                count_if(is_open) as still_wait,
                 count_if(api = 'Produce') as writes, max(waited_ns) as longest_ns,
                 sum(case when {gave_up} then waited_ns end) as waited_ns, min(us) as first_us, max(us) as last_us
             from failing group by cluster, client, broker, api""",
         **timed("failing", "cluster, client, broker", "name", gave_up, "waited_ns"),
         answer=f"""
             select c.cluster, c.client, c.broker, max(broker_id) as broker_id, sum(failed) as failed,
-                sum(gave_up) as gave_up, sum(still_wait) as still_wait, sum(writes) as writes,
-                max(longest_ns) as longest_ns, sum(waited_ns) as waited_ns,
+                sum(gave_up) as gave_up, sum(by_broker) as by_broker, sum(still_wait) as still_wait,
+                sum(writes) as writes, max(longest_ns) as longest_ns, sum(waited_ns) as waited_ns,
                 array_join(array_sort(collect_list(api)), ', ') as apis,
                 max(a.asked) as asked, min(first_us) as first_us, max(last_us) as last_us, max(t.moments) as moments
             from counted c left join asked a on c.cluster is not distinct from a.cluster
@@ -190,13 +192,14 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
 
 
 def judge_unanswered(row: Unanswered, limits: Limits) -> Iterator[Finding]:
-    kind = "client_timeouts" if row.gave_up * 2 > row.failed else "unanswered"
+    given_up = row.gave_up - row.by_broker
+    kind = "client_timeouts" if given_up * 2 > row.failed else "unanswered"
     place = {"client": row.client, "broker": row.broker, "broker_id": row.broker_id}
     evidence = {
         "failed": row.failed,
         "asked": row.asked,
         "writes": row.writes or None,
-        "gave_up": row.gave_up or None,
+        "gave_up": given_up or None,
         "still_wait": row.still_wait or None,
         "longest_wait_ns": row.longest_ns,
         "apis": row.apis,

@@ -252,7 +252,7 @@ def missed_answers() -> dict[str, str]:
     response came after their client had waited and closed the connection count, too. The last requests of a client that
     ends do not count, nor those of a consumer that leaves its group, even if another with its client id follows, nor
     long polls that end in time. If their connection was open at the capture's end (`is_open`), they had waited for
-    OVERDUE_NS by then.
+    OVERDUE_NS by then. `by_broker`: the broker ended the connection first.
     """
     polls = ", ".join(map(literal, LONG_POLLS))
     client, broker = GROUPS["client"], GROUPS["broker"]
@@ -275,10 +275,10 @@ def missed_answers() -> dict[str, str]:
         "ended": """
             select source, connection,
                 max(case when closed_by = 'client' then coalesce(closed_ns, end_ns) else end_ns end) as end_ns,
-                false as is_open
+                false as is_open, coalesce(max(closed_by = 'broker'), false) as by_broker
             from connections where close != 'open' group by source, connection
             union all
-            select o.source, o.connection, max(c.end_ns), true
+            select o.source, o.connection, max(c.end_ns), true, false
             from connections o join captured c on o.source = c.source where o.close = 'open'
             group by o.source, o.connection""",
         "in_vain": f"""
@@ -299,7 +299,7 @@ def missed_answers() -> dict[str, str]:
             join left_group g on u.cluster is not distinct from g.cluster and u.client = g.client
                 and u.host = g.host and n.end_ns / 1e3 - left_us between 0 and {_CLOSES_US}""",
         "missed": f"""
-            select u.*, n.end_ns, n.is_open, greatest(n.end_ns - u.request_end_ns, 0) as waited_ns
+            select u.*, n.end_ns, n.is_open, n.by_broker, greatest(n.end_ns - u.request_end_ns, 0) as waited_ns
             from cut_off u join ended n on u.source = n.source and u.connection = n.connection
             left join last_asked l on u.cluster is not distinct from l.cluster and u.client = l.client
                 and u.host = l.host

@@ -392,6 +392,18 @@ def test_the_time_of_a_failure_is_that_of_the_error_or_of_the_end_of_the_connect
     }
 
 
+@pytest.mark.parametrize(("closed_by", "kind"), [("client", "client_timeouts"), ("broker", "unanswered")])
+def test_a_client_gives_up_only_if_it_ends_the_connection_itself(tmp_path, closed_by, kind):
+    """A broker that resets a connection in the middle of a late answer is not helped by request.timeout.ms."""
+    table = made.Made()
+    waits = {"outcome": "unanswered", "latency_ns": None, "request_end_ns": made.START_NS + 95 * 10**9}
+    table.exchange("waiting", "Produce", 95, **waits)
+    made._connection(table, 0, "10.0.0.1", 90, 25, closed_by=closed_by)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        (found,) = findings(tables, kinds=["unanswered", "client_timeouts"])
+    assert (found.kind, dict(found.evidence).get("gave_up")) == (kind, 1 if closed_by == "client" else None)
+
+
 @pytest.mark.parametrize("waits_s", [10, 1])
 def test_a_rebalance_that_waits_for_vanished_members_names_their_clients(tmp_path, waits_s):
     """Two clients join as new members, and their old ids expire `waits_s` later; the same two minutes later."""
