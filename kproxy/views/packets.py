@@ -19,6 +19,7 @@ _PARTS = {
     "long_poll_ns": "expected wait (long poll)",
     "broker_ns": "in the broker",
     "receiving_ns": "sent back, from the answer's first byte to its last",
+    "delivery_ns": "sent again, until the client acknowledged all of the answer",
     "unanswered_ns": "without an answer",
 }
 

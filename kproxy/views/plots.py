@@ -26,6 +26,7 @@ from kproxy.wording import counted
 
 WIDTH, HEIGHT = 440, 220  # pixels of a whole plot, including its labels
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+LATE = "#882255"  # answers that were retransmitted
 REST = "#8c8c8c"  # for names that are counted together
 HEAT = ("#dbe9f6", "#bad6eb", "#89bedc", "#539ecd", "#2b7bba", "#0b559f")
 TEXT, FAINT, GRID, AXIS = "#333333", "#666666", "#e3e3e3", "#999999"

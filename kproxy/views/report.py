@@ -38,6 +38,7 @@ _PARTS = {
     "long_poll_ns": ("expected wait", plots.REST),
     "broker_ns": ("broker", plots.COLOURS[0]),
     "receiving_ns": ("sent back", plots.COLOURS[1]),
+    "delivery_ns": ("sent again", plots.LATE),
     "unanswered_ns": ("no answer", plots.TEXT),
 }
 _SENTENCES = ("explanation", "sentence", "reason", "software", "this", "the_other")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from kproxy.analysis.questions.parts import CAUSES
 from kproxy.convert.packets import Packet
 from kproxy.views.packets import lines, parts
 from kproxy.wire.events import BROKER, CLIENT
@@ -54,10 +55,11 @@ def test_the_first_and_the_last_of_many_packets_are_shown(count, shown, first, m
 
 
 def test_each_part_has_its_share_of_the_total():
-    names = ("sending", "queue", "throttle", "network", "round_trip", "long_poll", "broker", "receiving", "unanswered")
-    row = {**dict.fromkeys((f"{name}_ns" for name in names), 0), "total_ns": 4_000_000, "broker_ns": 1_000_000}
+    row = {**dict.fromkeys((f"{cause}_ns" for cause in CAUSES), 0), "total_ns": 4_000_000, "broker_ns": 1_000_000}
     assert list(parts({**row, "queue_ns": 1})) == [
         "     1 ns   0.0%  behind earlier requests",
         "  1.00 ms  25.0%  in the broker",
     ]
+    for name in (f"{cause}_ns" for cause in CAUSES):
+        assert len(list(parts({**row, "broker_ns": 0, name: 9}))) == 1, name
     assert list(parts({**row, "total_ns": 0, "broker_ns": 1})) == ["     1 ns 100.0%  in the broker"]

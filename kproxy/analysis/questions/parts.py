@@ -178,7 +178,7 @@ def explanation() -> str:
             when cause = 'delivery'
             then concat('its answer was sent again ',
                 case when late_times = 1 then 'once' else concat(cast(late_times as string), ' times') end, ': ',
-                {duration_of("delivery_ns")}, ' until its client acknowledged it, or left')
+                {duration_of("delivery_ns")}, ' until its client acknowledged it, or nothing more was seen')
             when api in ('Fetch', 'ShareFetch') and max_wait_ms is null and cause = 'broker'
             then concat({duration_of("broker_ns")}, ' of the broker, a long poll perhaps: how long this version of a ',
                 'request may wait cannot be read')
