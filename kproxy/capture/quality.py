@@ -82,40 +82,40 @@ KINDS = {
     "same_stream": "connections captured a second time under other addresses, as of a ClusterIP and of its pod: their "
     "exchanges are counted twice; leave one address out of the capture, or out of the question",
     "in_two_captures": "connections that another capture holds too, as those of both ends: their exchanges are in the "
-    "tables twice; ask about one of the captures by --where, and compare both by --by source",
+    "tables twice; choose one capture with --where \"source = 'NAME'\", or compare them with --by source",
     "tls_decrypted": "Kafka connections that were encrypted with TLS, and read with its keys",
     "tls": "connections encrypted with TLS: to read them, give their keys with --key-log FILE",
     "tls_alert": "TLS handshakes that one side ended by an alert, which says why",
     "tls_expected": "connections of a client without TLS to a port with it: set its security.protocol",
-    "tls_unanswered": "TLS handshakes that the server did not answer, or not in TLS: a port without TLS, most often",
+    "tls_unanswered": "TLS handshakes that the server did not answer, or not in TLS: most often, its port has no TLS",
     "zookeeper": "ZooKeeper connections, whose operations are in the table registry",
     "http": "HTTP connections",
     "other_protocol": "connections of other protocols",
     "not_kafka": "connections that speak neither Kafka nor TLS, ZooKeeper or HTTP",
     "undecided": "connections whose protocol is not clear: too few bytes, or one side only",
     "no_data": "connections without a byte of payload",
-    "connect_refused": "connects that were refused: nothing listens there, or a firewall resets",
-    "connect_closed_at_once": "connects that the server closed before a byte of either side: its limit of connections "
-    "is reached, or a load balancer has no server behind it",
-    "connect_undelivered": "connects that ICMP answered: a router, a firewall or the host reports that they cannot be "
-    "delivered",
-    "connect_unanswered": "connects that nobody answered, or whose answer the client never got: the host is down, "
-    "unknown or behind a firewall, or packets come back another way",
+    "connect_refused": "connection attempts that were refused: nothing listens there, or a firewall resets",
+    "connect_closed_at_once": "connection attempts that the server closed before a byte of either side: its limit "
+    "of connections is reached, or a load balancer has no server behind it",
+    "connect_undelivered": "connection attempts that ICMP answered: a router, a firewall or the host reports that "
+    "they cannot be delivered",
+    "connect_unanswered": "connection attempts that nobody answered, or whose answer the client never got: the host "
+    "is down, unknown or behind a firewall, or packets come back another way",
     "raw_sasl": "SASL tokens without a Kafka header, which give no exchanges",
     "after_reset": "segments captured behind the reset of their connection; what they carry is in no table",
-    "other_ports": "segments of ports that were not asked for",
+    "other_ports": "segments of other ports than those asked for",
     "strays": "segments whose sequence number belongs to no window of their connection",
     "zookeeper_fault": "places where a ZooKeeper connection is not what its protocol says",
     "zookeeper_unread": "operations of ZooKeeper whose values are not all read: larger than 1 MiB, or malformed",
     "records_left_out": "batches of chosen topics too large for all of their records to be written",
     "records_unread": "batches of chosen topics whose records do not decompress or make no sense",
-    "not_kept": "exchanges of groups, leaders and administration that are in no table of theirs: their frames are too "
-    "large, too many at once, or cut by a gap",
-    "not_decoded": "exchanges of groups, leaders and administration that are in no table of theirs: they do not decode",
+    "not_kept": "exchanges missing from the tables of groups, leaders and changes: their frames are too large, too "
+    "many at once, or not captured whole",
+    "not_decoded": "exchanges missing from the tables of groups, leaders and changes: they do not decode",
     "log_unnamed": "batches that look like those of __consumer_offsets or __transaction_state, of a topic whose name "
     "no response shows; they are in no table of groups",
-    "forgotten": "groups, members, topics and partitions beyond those that are followed at once",
-    "fault": "places where a Kafka connection is not what the protocol says, or answers what the capture does not hold",
+    "forgotten": "groups, members, topics and partitions beyond the number followed at once",
+    "fault": "places where a Kafka connection breaks the protocol, or answers a request that was not captured",
 }
 
 

@@ -59,7 +59,7 @@ class Suggesting(click.Group):
             asked or [each for each in ("overview", "analyze overview") if each.partition(" ")[0] in commands] or ["-h"]
         )
         begin = f"{context.command_path} {some[0]}"
-        return f"{arguments[0]!r} is a file, and the command stands before it: {begin} {shlex.quote(arguments[0])}"
+        return f"{arguments[0]!r} is no command; put the command before it: {begin} {shlex.quote(arguments[0])}"
 
 
 class Hinting(click.Command):

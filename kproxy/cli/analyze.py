@@ -183,7 +183,7 @@ def _say_what_lacks(tables: "Tables", places: Sequence[str]) -> None:
         counts = dict(engine.rows(engine.ask({"quality": tables["quality"]}, counted=text)))
         if lost := lacking(counts):
             where = shlex.join(places)
-            click.echo(f"Not complete: {', '.join(lost)}. More: kproxy analyze quality {where}", err=True)
+            click.echo(f"Not complete: {'; '.join(lost)}. More: kproxy analyze quality {where}", err=True)
 
 
 def _asked_again(ask: Callable[[bool], None]) -> None:

@@ -132,4 +132,8 @@ def _first_sight(summary: "Summary", settings: "Settings") -> tuple[list[str], l
             rotated = ["--rotated"] if len(files) > 1 else []
             which = ["--connection", str(slow["connection"]), "--number", str(slow["number"])]
             commands.append(shlex.join(["kproxy", "show", *map(shown, files), *which, *settings.reading, *rotated]))
-    return view.brief(rows), commands if found["apis"] or found["groups"] or found["zookeeper"] else []
+    if found["apis"] or found["groups"] or found["zookeeper"]:
+        return view.brief(rows), commands
+    why_failed = shlex.join(["kproxy", "analyze", "findings", str(summary.folder)])
+    has_failed_connects = bool(summary.rows.get("connections")) and not summary.found_kafka
+    return view.brief(rows), [why_failed] if has_failed_connects else []

@@ -76,7 +76,7 @@ def show(
         for line in answers.wrapped(_span(span), file):
             click.echo(line, file=file)
         if lost:
-            for line in answers.wrapped(f"The capture is incomplete: {', '.join(lost)}.", file):
+            for line in answers.wrapped(f"The capture is incomplete: {'; '.join(lost)}.", file):
                 click.echo(line, file=file)
     if findings:
         head = f"{click.style('What stands out', bold=True)} ({verdict.counted(conclusion, len(findings))})"
@@ -108,7 +108,7 @@ def show(
             click.echo(line, file=file)
         if len(rows[name]) > most:
             click.echo("...", file=file)
-    if span["exchanges"] or rows["zookeeper"]:
+    if commands:
         click.echo("\n".join(["", click.style("Ask next", bold=True), *commands]), file=file)
 
 

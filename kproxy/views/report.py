@@ -124,7 +124,7 @@ def _losses(report: Report) -> str:
     lost = summary.lacking(counts)
     if not lost:
         return ""
-    text = f"The capture is incomplete: {', '.join(lost)}. An exchange without an answer may have had one."
+    text = f"The capture is incomplete: {'; '.join(lost)}. {summary.MAYBE_ANSWERED}"
     return f'<p class="warn">{escape(text)} <a href="#quality">More</a></p>'
 
 

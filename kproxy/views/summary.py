@@ -4,6 +4,7 @@ Duty: prints the quality of each capture, an overview if it is given one, the ro
 type. Complaints go to standard error. It computes no counts.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -27,8 +28,31 @@ NOTHING_READ = (
     "no exchange was read from the connections that count as Kafka's by --port: they speak another protocol, or the "
     "capture has no whole request of them"
 )
+MAYBE_ANSWERED = "A request without an answer may have been answered."
 TOPICS_SHOWN = 20
 NAMES_SHOWN = 4
+_SUBJECT = re.compile(  # the first noun of a sentence of `quality`
+    r"\b(attempt|batch(?=es)|broker|cluster|connect|connection|exchange|file|fragment|gap|handshake|message|operation"
+    r"|packet|place|retransmission|segment|set|time|token)(?:e?s)\b|(?<=packet )(record)s\b"
+)
+_SINGULAR = (  # of its verbs and pronouns
+    ("that were", "that was"),
+    ("and were", "and was"),
+    ("that all have", "that has"),
+    ("that end", "that ends"),
+    ("that have", "that has"),
+    ("that speak", "that speaks"),
+    ("that look", "that looks"),
+    ("that they", "that it"),
+    ("that are", "that is"),
+    ("they are", "it is"),
+    ("they do", "it does"),
+    ("they carry", "it carries"),
+    ("which give", "which gives"),
+    ("their", "its"),
+    ("before them", "before it"),
+    ("read them", "read it"),
+)
 
 
 def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: bool = False) -> int:
@@ -39,7 +63,9 @@ def show(summary: Summary, first_sight: Sequence[str] | None = None, *, strict: 
     """
     for source, quality in summary.quality.items():
         _say(printable(source))
-        _table([(f"{row.count:,}", units.size(row.bytes) if row.bytes else "", row.sentence) for row in quality], ">><")
+        _table(
+            [(f"{row.count:,}", units.size(row.bytes) if row.bytes else "", _fitting(row)) for row in quality], ">><"
+        )
         _say(verdict(quality, summary.key_log), "")
     if first_sight:
         _say(*first_sight, "")
@@ -116,7 +142,7 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
             return f"No Kafka in it: {failed}."
         if quality.count("zookeeper"):
             lost = losses(quality, key_log)
-            whole = f"Not complete: {', '.join(lost)}." if lost else "Complete."
+            whole = f"Not complete: {'; '.join(lost)}." if lost else "Complete."
             return f"No Kafka in it, but ZooKeeper, whose operations are in the table registry. {whole}"
         if quality.count("other_ports"):
             return "No Kafka in it at these ports. Without --port, Kafka is recognised by its content, on any port."
@@ -149,7 +175,7 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
     twice = " Exchanges of connections captured twice are counted twice." if is_twice else ""
     if not lost:
         return "Complete: every byte that the ends acknowledged was captured." + twice
-    return f"Not complete: {', '.join(lost)}. An exchange without an answer may have had one." + twice
+    return f"Not complete: {'; '.join(lost)}. {MAYBE_ANSWERED}{twice}"
 
 
 def why_nothing(quality: Iterable[Mapping[str, Any]], key_log: str | None = None) -> str:
@@ -175,11 +201,12 @@ def _failed(quality: Quality) -> str:
 
 
 def _fitting(row: Row) -> str:
-    """Return the sentence of a row about connects or handshakes, in singular for one."""
-    sentence = row.sentence
-    if row.count == 1:
-        for many, one in (("s that were ", " that was "), ("s that ", " that "), ("that they ", "that it ")):
-            sentence = sentence.replace(many, one, 1) if many in sentence else sentence
+    """Return the sentence of a row, in singular for one."""
+    if row.count != 1:
+        return row.sentence
+    sentence = _SUBJECT.sub(r"\1\2", row.sentence, count=1)
+    for many, one in _SINGULAR:
+        sentence = re.sub(rf"\b{many}\b", one, sentence)
     return sentence
 
 
@@ -189,8 +216,8 @@ def losses(quality: Counts, key_log: str | None = None) -> list[str]:
         text
         for kind, text in (
             ("kernel_drops", "the capturing machine dropped packets"),
-            ("one_direction", "of some connections only one direction was captured"),
-            ("gap", "there are holes"),
+            ("one_direction", "only one direction of some connections was captured"),
+            ("gap", "bytes are missing"),
             ("no_times", "its packets have no times, so durations and latencies are not known"),
             ("clock_step", "the clock was set during the capture; later times follow the clock before that"),
             ("truncated", "packets were cut by the snap length"),

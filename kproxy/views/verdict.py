@@ -79,7 +79,9 @@ def sentence(verdict: Verdict) -> str:
         clauses += _larger_loss(shown, chosen[CAUSES_SAID:])
     text = "; ".join(clauses)
     blind = f" {_lost(figures)}: whether these failed is not known." if verdict.is_blind else ""
-    return " ".join(filter(None, (f"{text[0].upper()}{text[1:]}.{blind}{_rigid(verdict)}", unread)))
+    is_name = bool(shown) and text.startswith(f"{printable(str(shown[0].cluster))}: ")
+    first = text[0] if is_name else text[0].upper()
+    return " ".join(filter(None, (f"{first}{text[1:]}.{blind}{_rigid(verdict)}", unread)))
 
 
 def _lost(of: Figures) -> str:
@@ -142,8 +144,8 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     p99 = "unknown" if of.p99_ns is None else units.duration(of.p99_ns)
     without = f"; {_count(of.left_out, 'request')} without an answer not included" if of.left_out else ""
     yield "p99", p99, f"of {_count(of.answered, 'answer')}, without long polls{without}"
-    behind = "nobody" if not of.behind_records else _count(of.behind_records, "record")
-    whose = f"group {of.behind_group}" if of.behind_records else "by what groups committed"
+    behind = _count(of.behind_records, "record") if of.behind_records else "nobody"
+    whose = f"group {of.behind_group}" if of.behind_records else "no lag of committed offsets was seen"
     if of.behind_fetched:
         whose += f"; {of.behind_fetched_records or 0:,} more in {_count(of.behind_fetched, 'partition')}"
         whose += " without a commit, by its last fetches"

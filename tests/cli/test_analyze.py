@@ -384,7 +384,7 @@ def test_the_overview_has_the_figures_of_the_jobs(tables, tmp_path):
     assert none.startswith(f"No exchanges. --from 2030-01-01: {of}")
     assert len(run("overview", shutil.copy(capture("k41_BASE"), tmp_path)).splitlines()) > 20
     with_holes = run("overview", shutil.copy(capture("k41_gaps"), tmp_path))
-    assert "The capture is incomplete: there are holes" in " ".join(with_holes.split())
+    assert "The capture is incomplete: bytes are missing" in " ".join(with_holes.split())
 
 
 def test_the_engine_is_silent_and_help_imports_no_engine(tables):

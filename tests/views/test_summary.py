@@ -332,6 +332,31 @@ def test_another_protocol_on_a_named_kafka_port_is_reported(tmp_path, opens):
     assert shown.startswith(f"No exchanges. N{NOTHING_READ[1:]}. Convert without --port: ")
 
 
+def test_connects_that_failed_lead_to_their_finding(tmp_path):
+    path = tmp_path / "refused.pcap"
+    wire = Wire()
+    wire.send(0, flags=SYN).send(1, flags=RST | ACK)
+    path.write_bytes(packet.pcap([(number * 10**6, data) for number, data in enumerate(wire.packets)]))
+    _, lines = converted(tmp_path, path)
+    asked = shlex.split(lines[lines.index("Next:") + 1])[1:]
+    assert CliRunner().invoke(cli, asked).stdout.count("Connections that could not be made") == 2
+
+
+def test_counts_of_one_are_singular(capsys, tmp_path):
+    kinds = ("packets", "retransmissions", "gap", "open", "connect_refused", "strays", "not_kept")
+    show(Summary(tmp_path, quality={"a.pcap": quality(*kinds)}))
+    lines = capsys.readouterr().out.splitlines()[1 : 1 + len(kinds)]
+    assert [line.split("  ")[-1].partition(":")[0] for line in lines] == [
+        "packet record read",
+        "retransmission",
+        "gap",
+        "connection still open when the capture ended",
+        "connection attempt that was refused",
+        "segment whose sequence number belongs to no window of its connection",
+        "exchange missing from the tables of groups, leaders and changes",
+    ]
+
+
 @pytest.mark.parametrize(
     "kinds, words",
     [
@@ -340,10 +365,13 @@ def test_another_protocol_on_a_named_kafka_port_is_reported(tmp_path, opens):
         (("packets",), "No Kafka in it"),
         (("packets", "not_tcp"), "No Kafka in it, and no TCP"),
         (("packets", "tls"), "with --key-log FILE"),
-        (("packets", "connect_closed_at_once"), "No Kafka in it: 1 connect that the server closed before a byte"),
-        (("packets", "connect_undelivered", "undelivered"), "No Kafka in it: 1 connect that ICMP answered"),
+        (
+            ("packets", "connect_closed_at_once"),
+            "No Kafka in it: 1 connection attempt that the server closed before a byte",
+        ),
+        (("packets", "connect_undelivered", "undelivered"), "No Kafka in it: 1 connection attempt that ICMP answered"),
         (("packets", "kafka", "retransmissions", "duplicate_packets", "open", "not_tcp"), "Complete"),
-        (("packets", "kafka", "gap", "tls"), "Not complete: there are holes, some connections are encrypted"),
+        (("packets", "kafka", "gap", "tls"), "Not complete: bytes are missing; some connections are encrypted"),
         (("packets", "kafka", "unknown_link"), "Not complete"),
         (("packets", "kafka", "malformed"), "Not complete"),
         (("packets", "kafka", "idle"), "Not complete"),
@@ -361,4 +389,4 @@ def test_how_far_tables_can_be_trusted(kinds, words):
 def test_answers_lack_nothing_because_connections_were_open_before_the_capture():
     open_before = {"packets": 9, "kafka": 2, "midstream": 2, "resync": 1}
     assert lacking(open_before) == []
-    assert lacking(open_before | {"gap": 1}) == ["there are holes"]
+    assert lacking(open_before | {"gap": 1}) == ["bytes are missing"]
