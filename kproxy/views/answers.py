@@ -302,7 +302,7 @@ _ERRORS = {
     "closed_by_broker": "no answer, the broker closed the connection",
     "answered_too_late": "answered after the client had closed the connection",
     "tls_expected": "no answer, the port expects TLS",
-    "lost": "the answer was not captured",
+    "lost": "answer not captured",
     "in_flight_at_end": "in flight when the capture ended",
 }
 

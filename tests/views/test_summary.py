@@ -332,6 +332,10 @@ def test_another_protocol_on_a_named_kafka_port_is_reported(tmp_path, opens):
     assert shown.startswith(f"No exchanges. N{NOTHING_READ[1:]}. Convert without --port: ")
 
 
+def test_an_answer_that_a_capture_lacks_is_not_called_lost():
+    assert answers.text("error", "lost") == "answer not captured"
+
+
 def test_connects_that_failed_lead_to_their_finding(tmp_path):
     path = tmp_path / "refused.pcap"
     wire = Wire()
