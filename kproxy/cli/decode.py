@@ -119,7 +119,7 @@ def decode(
         try:
             frame = decoding.bytes_of(" ".join(given).encode(), must_be_hex=True)
         except Malformed as fault:
-            raise Malformed(f"{fault}; there is no file {given[0]!r} either") from None
+            raise _neither(fault, given[0]) from None
     elif file is None and source.isatty():
         raise click.UsageError("give a frame as hex, with --file, or on standard input")
     else:
@@ -149,6 +149,11 @@ def decode(
                 click.echo(json.dumps(decoding.as_json(one, show_secrets=show_secrets), indent=2))
             else:
                 view.show(one, show_secrets=show_secrets, records=records_shown)
+
+
+def _neither(fault: Exception, given: str) -> Exception:
+    """Return the error about an argument that is neither hex nor a file; pasted lines name no file."""
+    return fault if len(given.splitlines()) > 1 else type(fault)(f"{fault}; there is no file {given!r} either")
 
 
 def _no_frames(name: str, content: "Buffer") -> None:
@@ -208,7 +213,7 @@ def _zookeeper(
     except Malformed as fault:
         if not given:
             raise
-        raise Malformed(f"{fault}; there is no file {given[0]!r} either") from None
+        raise _neither(fault, given[0]) from None
     if response is not None:
         view.show_answer(response, zookeeper.answer(frames, response), as_json=as_json)
         return

@@ -86,6 +86,7 @@ def test_options_without_effect_are_refused(tmp_path, monkeypatch, command, more
         (["--records", "--data", "RequestHeader"], "give one of them"),
         (["no-such.pcap"], "not hexadecimal: 'n'"),
         (["no-such.pcap"], "there is no file 'no-such.pcap' either"),
+        (["00 00\n00 zz"], "binary frames come by --file or standard input\n"),
         (["--file", str(captures.capture("k41_quota"))], "is a capture, which holds packets: kproxy convert"),
         ([str(captures.capture("k41_quota"))], "is a capture, which holds packets: kproxy convert"),
         ([str(captures.capture("k41_gz"))], "is compressed: decompress it, or if it is a capture: kproxy convert"),

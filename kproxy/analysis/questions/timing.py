@@ -38,7 +38,8 @@ def latency(exchanges: Frame, by: Sequence[str] = ("api",), every: str | None = 
     connection; `muted_p99_ns` that of the time for which the broker had muted the connection after throttling it. A
     Fetch may wait for data (see `fetching`). `exchanges` and the percentiles count exchanges with a response;
     `unanswered` counts requests without one, including long polls that were open when their connection ended, and
-    requests whose response the capture lacks; `errors` counts responses with an error. Groups of fewer than 20 exchanges come last.
+    requests whose response the capture lacks; `errors` counts responses with an error. Groups of fewer than 20
+    exchanges come last.
     """
     return ask(
         {"exchanges": exchanges},

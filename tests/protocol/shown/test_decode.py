@@ -170,7 +170,7 @@ WORDS = """0000000 0000 0f00 0c00 0000 0000 0100 0100 0061
 """
 
 
-@pytest.mark.parametrize("dump", (XXD, HEXDUMP, TSHARK, OD, OD_X, OD_D, XXD.upper()))
+@pytest.mark.parametrize("dump", (XXD, XXD.replace("000000", "\t0x00"), HEXDUMP, TSHARK, OD, OD_X, OD_D, XXD.upper()))
 def test_a_dump_with_offsets_and_characters_is_read(dump):
     expected = bytes.fromhex("0000000f000c000000000001000161 0078797a")
     assert decode.bytes_of(dump.encode()) == decode.bytes_of(dump.encode(), must_be_hex=True) == expected
