@@ -43,7 +43,7 @@ class Decoded:
 
 # ----------------------------------------------------------------------------------------------------------- the bytes
 
-# A line of a dump: its offset, pairs of digits, and after two blanks (xxd, tcpdump), three (tshark) or a bar the characters.
+# A line of a dump: its offset, pairs of digits, and after two blanks (xxd, tcpdump), three (tshark) or a bar the text.
 _DUMPED = re.compile(
     rb"\s*(?:0x)?(?P<offset>[0-9a-fA-F]{4,8})"  # tcpdump writes 0x
     rb"(?::\s+(?P<of_xxd>(?:[0-9a-fA-F]{2}){1,2}(?: (?:[0-9a-fA-F]{2}){1,2})*)(?:  .*)?"
