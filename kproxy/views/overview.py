@@ -133,7 +133,10 @@ def brief(found: Mapping[str, tuple[Rows, int]]) -> list[str]:
         *line("topics", "topics", _topic),
         *_apis(rows["apis"]),
         *line(
-            "errors", "errors", lambda row: f"{answers.text('error', row['error'])} {row['api']} ×{row['exchanges']:,}"
+            "errors",
+            "errors",
+            lambda row: f"{row['api']}: {answers.text('error', row['error'])} ×{row['exchanges']:,}",
+            "; ",
         ),
         *line("throttles", "throttled", _throttle),
         *line("groups", "groups", _group, "; "),

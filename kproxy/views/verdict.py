@@ -130,7 +130,7 @@ def figures(verdict: Verdict) -> Iterator[tuple[str, str, str]]:
     failed = of.unanswered + of.refused
     share = f" ({failed / of.requests:.1%})" if of.requests and failed else ""
     again = f" ({of.retried:,} for clients to send again)" if of.retried else ""
-    none = "none was refused" if of.lost else "all were answered, none refused"
+    none = "none was refused" if of.lost or of.left_out else "all were answered, none refused"
     parts = f"{of.unanswered:,} unanswered, {of.refused:,} refused{again}" if failed else none
     parts += f"; the capture lacks {_count(of.lost, 'answer')}" if of.lost else ""
     parts += (

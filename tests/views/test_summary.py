@@ -51,7 +51,7 @@ def test_a_conversion_says_what_is_in_it_and_what_to_type_next(tmp_path):
     assert "clients   thr-req (apache-kafka-java 4.1.0), thr (apache-kafka-java 4.1.0)" in lines
     assert "topics    qt (1.86 MB written, 1.60 MB read)" in lines
     assert re.search(r"^  Produce +319 +[\d.]+ ms +[\d.]+ s +5\.57 s$", text, re.M)
-    assert "errors    THROTTLING_QUOTA_EXCEEDED CreateTopics ×2, " in text
+    assert "errors    CreateTopics: THROTTLING_QUOTA_EXCEEDED ×2; " in text
     assert "throttled thr-req CreateTopics ×2, 9.61 min in all, thr Produce ×" in text
     slowest = "slowest   5.57 s, Produce of thr (the longest of 13): muted for 5.56 s after earlier answers"
     assert f"{slowest} that were throttled" in text
@@ -148,7 +148,7 @@ def test_the_end_of_a_conversion_and_the_overview_show_the_same_text(tmp_path):
         ), row
     assert re.search(rf"^brokers   .*{re.escape(overview['brokers'][0]['broker'])}", result.stdout, re.M)
     for row in overview["errors"][:4]:
-        assert f"{answers.text('error', row['error'])} {row['api']} ×{row['exchanges']:,}" in result.stdout
+        assert f"{row['api']}: {answers.text('error', row['error'])} ×{row['exchanges']:,}" in result.stdout
 
 
 def test_what_is_no_capture_has_no_rows_to_tell_of_and_zookeeper_alone_has_questions(tmp_path):
@@ -314,7 +314,7 @@ def test_a_client_whose_host_tries_the_broker_again_in_vain_missed_the_answer(tm
     path.write_bytes(packet.pcap([(number * 10**6, data) for number, data in enumerate(wire.packets)]))
     _, lines = converted(tmp_path, path)
     (errors,) = (line for line in lines if line.startswith("errors"))
-    assert errors == f"errors    {error or 'no answer, the broker closed the connection'} Heartbeat ×1"
+    assert errors == f"errors    Heartbeat: {error or 'no answer, the broker closed the connection'} ×1"
 
 
 @pytest.mark.parametrize("opens", (True, False))
@@ -394,3 +394,9 @@ def test_answers_lack_nothing_because_connections_were_open_before_the_capture()
     open_before = {"packets": 9, "kafka": 2, "midstream": 2, "resync": 1}
     assert lacking(open_before) == []
     assert lacking(open_before | {"gap": 1}) == ["bytes are missing"]
+
+
+def test_requests_to_a_port_with_tls_are_not_called_answered(tmp_path):
+    converted(tmp_path, captures.capture("k41_tls_nokeys_kcat"))
+    shown = CliRunner().invoke(cli, ["analyze", "overview", str(tmp_path / "out")]).stdout
+    assert "failed       0 of 1 request: none was refused" in shown
