@@ -28,6 +28,7 @@ Edit = tuple[int, int, bytes]  # replace [start, end) of a frame
 _SLICE_EDITS = 1024
 
 MAX_REQUEST = 100 * 1024 * 1024  # a broker's socket.request.max.bytes by default
+MAX_SIZE = (1 << 31) - 1
 
 _HTTP = (b"GET ", b"POST", b"HEAD", b"PUT ", b"OPTI", b"CONN", b"PRI ", b"DELE", b"HTTP")
 _CLIENT_ID_AT = 14  # offset of the client id, after its length; ControlledShutdown v0 has none
@@ -111,11 +112,11 @@ def is_known(view: Any, pos: int) -> bool:
     return api is not None and (key_version & 0xFFFF) in api.request.versions
 
 
-def client_id(view: Any, pos: int, end: int) -> bytes | EllipsisType | None:
+def client_id(view: Any, pos: int, end: int, max_bytes: int = MAX_REQUEST) -> bytes | EllipsisType | None:
     """Return the client id of the request at `pos`, cut at `end`; Ellipsis if it does not fit into the request."""
     size = int.from_bytes(view[pos : pos + 4], signed=True)
     length = int.from_bytes(view[pos + 12 : pos + _CLIENT_ID_AT], signed=True)
-    if not 10 <= size <= MAX_REQUEST or not -1 <= length <= size - 10:
+    if not 10 <= size <= max_bytes or not -1 <= length <= size - 10:
         return ...
     if length < 0:
         return None

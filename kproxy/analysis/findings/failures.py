@@ -64,8 +64,14 @@ _OWN_EPOCH = (
     "a new epoch, and requests of the one before arrived after that. What it gave up on may be missing: look for what "
     "held it up, such as a quota, a broker that was gone, or a full queue in the client."
 )
+_MAX_REQUEST_BYTES = 100 * 1024 * 1024  # socket.request.max.bytes by default
+_TOO_LARGE = (
+    "A broker ends the connection of a request above its socket.request.max.bytes, 100 MiB by default: send less at a "
+    "time (max.request.size, batch.size), or raise socket.request.max.bytes of the brokers."
+)
 # A transactional producer that is fenced once has to stop.
 _IN_TRANSACTIONS = ("AddPartitionsToTxn", "AddOffsetsToTxn", "TxnOffsetCommit", "EndTxn")
+_BEFORE_REQUESTS = ("SaslHandshake", "SaslAuthenticate", "ApiVersions")  # before and during a login
 _IN_GROUPS = ("fenced", "refused_members")  # kinds whose errors may name a group instead of a topic
 
 # APIs whose answers wait until other brokers have a record, or the coordinator's log.
@@ -144,6 +150,7 @@ class Unanswered(NamedTuple):
     first_us: int
     last_us: int
     moments: str | None = None
+    too_large: int = 0  # requests above _MAX_REQUEST_BYTES whose connection the broker ended
 
 
 def unanswered(tables: Tables, limits: Limits) -> Frame:
@@ -160,6 +167,7 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
             where api in ({", ".join(map(literal, REPLICATED))}) group by source, connection""",
         failing=f"""
             select cluster, client, broker, broker_id, api, is_open, by_broker, waited_ns,
+                by_broker and request_bytes > {_MAX_REQUEST_BYTES} as too_large,
                 case when r.first_number < m.`number` then concat(api, {literal(_BEHIND)}) else api end as name,
                 case when is_open or {gave_up} then us else greatest(us, cast(floor(end_ns / 1e3) as bigint)) end as us
             from missed m left join replicating r on m.source = r.source and m.connection = r.connection""",
@@ -170,7 +178,7 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
         counted=f"""
             select cluster, client, broker, max(broker_id) as broker_id, api, count(*) as failed,
                 count_if({gave_up}) as gave_up, count_if({gave_up} and by_broker) as by_broker,
-                count_if(is_open) as still_wait,
+                count_if(too_large) as too_large, count_if(is_open) as still_wait,
                 count_if(api = 'Produce') as writes, max(waited_ns) as longest_ns,
                 sum(case when {gave_up} then waited_ns end) as waited_ns, min(us) as first_us, max(us) as last_us
             from failing group by cluster, client, broker, api""",
@@ -180,13 +188,15 @@ def unanswered(tables: Tables, limits: Limits) -> Frame:
                 sum(gave_up) as gave_up, sum(by_broker) as by_broker, sum(still_wait) as still_wait,
                 sum(writes) as writes, max(longest_ns) as longest_ns, sum(waited_ns) as waited_ns,
                 array_join(array_sort(collect_list(api)), ', ') as apis,
-                max(a.asked) as asked, min(first_us) as first_us, max(last_us) as last_us, max(t.moments) as moments
+                max(a.asked) as asked, min(first_us) as first_us, max(last_us) as last_us, max(t.moments) as moments,
+                sum(too_large) as too_large
             from counted c left join asked a on c.cluster is not distinct from a.cluster
                 and c.client is not distinct from a.client and c.broker = a.broker
             left join times t on c.cluster is not distinct from t.cluster
                 and c.client is not distinct from t.client and c.broker = t.broker
             group by c.cluster, c.client, c.broker
             having sum(failed) >= {limits.unanswered_min} or sum(gave_up) > 0 or sum(still_wait) > 0
+                or sum(too_large) > 0
             order by failed desc, c.cluster nulls first, c.client nulls first, c.broker""",
     )
 
@@ -201,6 +211,7 @@ def judge_unanswered(row: Unanswered, limits: Limits) -> Iterator[Finding]:
         "writes": row.writes or None,
         "gave_up": given_up or None,
         "still_wait": row.still_wait or None,
+        "too_large": row.too_large or None,
         "longest_wait_ns": row.longest_ns,
         "apis": row.apis,
     }
@@ -211,7 +222,8 @@ def judge_unanswered(row: Unanswered, limits: Limits) -> Iterator[Finding]:
     stood_still_ns = row.longest_ns if has_waited and not is_rare else None
     felt = severity(limits, failed=row.failed, asked=row.asked, stood_still_ns=stood_still_ns)
     times = row.first_us, row.last_us
-    yield found(kind, felt, row.failed / 1e4, row.cluster, at(row.client, name), place, times, evidence)
+    change = _TOO_LARGE if row.too_large else None
+    yield found(kind, felt, row.failed / 1e4, row.cluster, at(row.client, name), place, times, evidence, change)
 
 
 class Refused(NamedTuple):
@@ -301,6 +313,10 @@ def refused(tables: Tables, limits: Limits) -> Frame:
                 min(broker) as broker, max(broker) as broker_too, max(broker_id) as broker_id,
                 min(us) as first_us, max(us) as last_us
             from once_each group by cluster, client, api, kind, error""",
+        served=f"""
+            select cluster, {GROUPS["client"]} as client, true as is_served from exchanges
+            where outcome = 'answered' and api not in ({", ".join(map(literal, _BEFORE_REQUESTS))})
+            group by cluster, {GROUPS["client"]}""",
         **topics_not_given(),
         by_metadata="""
             select n.cluster, n.client, 'Metadata' as api, n.kind, count(*) as failed, max(n.topics) as topics,
@@ -328,8 +344,10 @@ def refused(tables: Tables, limits: Limits) -> Frame:
                 and k.client is not distinct from a.client and k.api = a.api
             left join times t on k.cluster is not distinct from t.cluster
                 and k.client is not distinct from t.client and k.api = t.api and k.kind = t.kind
+            left join served s on k.cluster is not distinct from s.cluster and k.client is not distinct from s.client
             group by k.cluster, k.client, k.api, k.kind
             having sum(failed) >= {limits.refused_min}
+                or (k.kind = 'login_failed' and max(s.is_served) is null)
                 or (k.kind = 'fenced' and (k.api in ({in_transactions}) or max(transactional_id) is not null))
             order by failed desc, k.cluster nulls first, k.client nulls first, k.api, k.kind""",
     )
@@ -378,9 +396,9 @@ def raw_logins(tables: Tables, limits: Limits) -> Frame:
     """Rows of Login, those with the most connections first."""
     return ask(
         {"connections": tables["connections"], "exchanges": tables["exchanges"]},
-        served="""
+        served=f"""
             select source, connection, count(*) as requests from exchanges
-            where api not in ('SaslHandshake', 'SaslAuthenticate', 'ApiVersions') group by source, connection""",
+            where api not in ({", ".join(map(literal, _BEFORE_REQUESTS))}) group by source, connection""",
         tried=f"""
             select c.cluster, c.client_address as host, {GROUPS["broker"].replace("broker_", "c.broker_")} as broker,
                 c.broker_id, c.sasl_mechanism as mechanism, s.requests, c.close, unix_micros(c.`time`) as us,

@@ -247,12 +247,13 @@ _CLOSES_US = 3_000_000  # a consumer that leaves its group closes its connection
 def missed_answers() -> dict[str, str]:
     """Steps of a question over `exchanges` and `connections`: `missed`, requests whose client missed the answer.
 
-    They had no response when their connection ended, and their client continued afterwards or had waited. A client also
-    continued if its host tried to connect to that broker again soon after the end, without success. Requests whose
-    response came after their client had waited and closed the connection count, too. The last requests of a client that
-    ends do not count, nor those of a consumer that leaves its group, even if another with its client id follows, nor
-    long polls that end in time. If their connection was open at the capture's end (`is_open`), they had waited for
-    OVERDUE_NS by then. `by_broker`: the broker ended the connection first.
+    They had no response when their connection ended, and their client continued afterwards or had waited, or the broker
+    ended the connection first (`by_broker`), maybe before it had received all of the request. A client also continued
+    if its host tried to connect to that broker again soon after the end, without success. Requests whose response came
+    after their client had waited and closed the connection count, too. The last requests of a client that ends do not
+    count, nor those of a consumer that leaves its group, even if another with its client id follows, nor long polls
+    that end in time. If their connection was open at the capture's end (`is_open`), they had waited for OVERDUE_NS by
+    then.
     """
     polls = ", ".join(map(literal, LONG_POLLS))
     client, broker = GROUPS["client"], GROUPS["broker"]
@@ -266,8 +267,8 @@ def missed_answers() -> dict[str, str]:
             from connections where closed_by = 'client' group by source, connection""",
         "cut_off": f"""
             select source, connection, `number`, cluster, {client} as client, client_address as host,
-                {broker} as broker, broker_id, api, unix_micros(`time`) as us, request_end_ns,
-                coalesce({ns("max_wait_ms")}, 0) as allowed_ns
+                {broker} as broker, broker_id, api, unix_micros(`time`) as us, request_bytes, request_start_ns,
+                request_end_ns, coalesce({ns("max_wait_ms")}, 0) as allowed_ns
             from exchanges left join hung_up on source = its_source and connection = its_connection
             where (outcome = 'unanswered' or outcome = 'answered' and response_start_ns > hung_up_ns
                 and hung_up_ns >= request_end_ns + {_GAVE_UP_NS}) and {of_clients(False)}""",
@@ -299,7 +300,8 @@ def missed_answers() -> dict[str, str]:
             join left_group g on u.cluster is not distinct from g.cluster and u.client = g.client
                 and u.host = g.host and n.end_ns / 1e3 - left_us between 0 and {_CLOSES_US}""",
         "missed": f"""
-            select u.*, n.end_ns, n.is_open, n.by_broker, greatest(n.end_ns - u.request_end_ns, 0) as waited_ns
+            select u.*, n.end_ns, n.is_open, n.by_broker, greatest(n.end_ns - coalesce(u.request_end_ns,
+                case when n.by_broker then u.request_start_ns end), 0) as waited_ns
             from cut_off u join ended n on u.source = n.source and u.connection = n.connection
             left join last_asked l on u.cluster is not distinct from l.cluster and u.client = l.client
                 and u.host = l.host
@@ -309,6 +311,7 @@ def missed_answers() -> dict[str, str]:
                 then n.end_ns - u.request_end_ns >= u.allowed_ns + {OVERDUE_NS}
                 when u.api in ({polls}) then false
                 when n.is_open then n.end_ns - u.request_end_ns >= {OVERDUE_NS}
+                when n.by_broker then true
                 else (c.has_left is null and (l.last_us >= n.end_ns / 1e3 + {_WENT_ON_US} or t.has_tried))
                     or n.end_ns - u.request_end_ns >= {_GAVE_UP_NS} end""",
     }

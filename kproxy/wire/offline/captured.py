@@ -12,6 +12,7 @@ session drops the oldest.
 from itertools import islice
 from typing import Any
 
+from kproxy.wire import frames
 from kproxy.wire.events import BROKER, CLIENT, FAILED, LOST, NONE, Exchange, Gap
 from kproxy.wire.interest import Interest
 from kproxy.wire.muting import Mutes
@@ -33,7 +34,7 @@ class CapturedSession(Session):
     _walked_per_call = UNLIMITED
 
     def __init__(self, interest: Interest, *, midstream: bool = False) -> None:
-        super().__init__(interest)
+        super().__init__(interest, max_request_bytes=frames.MAX_SIZE)
         self._client_id: resync.ClientId = ...  # client id of the requests so far
         self.is_surprised = False  # a response without a pending request arrived, although no byte was missing so far
         if midstream:

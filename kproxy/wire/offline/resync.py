@@ -91,17 +91,20 @@ def believable(view: Any, pos: int, end: int, before: ClientId) -> bool:
 
     Most connections have one client id. A request with another id needs a second indication: it is complete and
     decodes, or it is incomplete and the id is printable. A request of an unknown API or version can have only one
-    indication: it ends where another request begins, or at the end of the data.
+    indication: it ends where another request begins, or at the end of the data. A request above MAX_REQUEST, which a
+    broker refuses by default, has a known API and the client id of earlier requests.
     """
     if end - pos < 14:
         return True  # too few bytes to judge
     size, key_version, _ = frames.REQUEST_HEAD.unpack_from(view, pos)
     if key_version == frames.NAMELESS:
         return bool(size == 12)
-    named = frames.client_id(view, pos, end)
+    named = frames.client_id(view, pos, end, frames.MAX_SIZE)
     if named is ...:
         return False
     is_known = frames.is_known(view, pos)
+    if size > frames.MAX_REQUEST:
+        return is_known and before is not ... and _is_same(named, before)
     if before is ... and is_known:
         return True
     if before is not ... and (

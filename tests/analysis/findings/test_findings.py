@@ -91,9 +91,13 @@ def test_a_group_that_repeatedly_lost_members_has_a_rebalance_storm(found):
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("name", ["k41_sasl_plain", "k111_kcat_sarama", "k41_librdkafka", "k41_kafkajs"])
+@pytest.mark.parametrize("name", ["k111_kcat_sarama", "k41_librdkafka", "k41_kafkajs"])
 def test_short_captures_of_ordinary_clients_give_no_findings(found, name):
     assert not found(name)
+
+
+def test_a_client_with_a_wrong_password_is_the_only_finding_among_those_that_log_in(found):
+    assert list(found("k41_sasl_plain")) == [("login_failed", "client java-badpw, SaslAuthenticate")]
 
 
 @pytest.mark.sampled(1)
@@ -402,6 +406,37 @@ def test_a_client_gives_up_only_if_it_ends_the_connection_itself(tmp_path, close
     with Tables(table.write(tmp_path / "tables")) as tables:
         (found,) = findings(tables, kinds=["unanswered", "client_timeouts"])
     assert (found.kind, dict(found.evidence).get("gave_up")) == (kind, 1 if closed_by == "client" else None)
+
+
+@pytest.mark.parametrize(("request_bytes", "says"), [(200 * 2**20, "socket.request.max.bytes"), (50 * 2**20, None)])
+def test_a_request_that_the_broker_does_not_receive_to_its_end_has_no_answer(tmp_path, request_bytes, says):
+    """Its client never comes back; only a request above the broker's limit is a finding by itself."""
+    table = made.Made()
+    cut = {"outcome": "unanswered", "latency_ns": None, "request_end_ns": None, "request_bytes": request_bytes}
+    table.exchange("cut", "Produce", 95, request_start_ns=made.START_NS + 95 * 10**9, **cut)
+    made._connection(table, 0, "10.0.0.1", 90, 5.1, closed_by="broker", close="reset")
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        of_kind = findings(tables, kinds=["unanswered", "client_timeouts"])
+        assert [says in found.change for found in of_kind] == ([True] if says else [])
+        assert verdict(tables, []).figures.unanswered == 1
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_one_failed_login_is_a_finding_if_its_client_gets_no_further(tmp_path, monkeypatch, served):
+    """Java's clients do not try again."""
+    for api, key in (("SaslHandshake", 17), ("SaslAuthenticate", 36), ("Metadata", 3)):
+        monkeypatch.setitem(made.KEYS, api, key)
+    table = made.Made()
+    table.exchange("locked", "SaslHandshake", 95)
+    table.exchange("locked", "SaslAuthenticate", 95.1)
+    refused = {"errors": 1, "error": "SASL_AUTHENTICATION_FAILED", "error_code": 58}
+    table.exchange("locked", "SaslAuthenticate", 95.2, **refused)
+    if served:
+        table.exchange("locked", "Metadata", 96)
+    with Tables(table.write(tmp_path / "tables")) as tables:
+        assert [found.where for found in findings(tables, kinds=["login_failed"])] == (
+            [] if served else ["client locked, SaslAuthenticate"]
+        )
 
 
 @pytest.mark.parametrize("waits_s", [10, 1])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kproxy.protocol.apis import FETCH, METADATA, PRODUCE
-from kproxy.wire.events import ANSWERED, BROKER, CLIENT, LOST, OPAQUE, UNANSWERED, Gap
+from kproxy.wire.events import ANSWERED, BROKER, CLIENT, LOST, OPAQUE, UNANSWERED, Gap, Unanswered
 from kproxy.wire.interest import Interest
 from kproxy.wire.offline.captured import CapturedSession
 from tests.wire.playbook import MS, Dialogue, foreign_request, request, response
@@ -317,6 +317,23 @@ def test_an_impossible_request_is_not_taken_for_one() -> None:
     for behind, believed in ((b"", 2), (b"\xee" * 20, 1)):
         talk = captured().client(request(12, 4, 1)).client(foreign + behind)
         assert len(talk.session.pending) == believed
+
+
+def test_a_request_above_the_brokers_limit_is_one_if_its_client_is_known() -> None:
+    """A broker ends its connection, by socket.request.max.bytes, before all of it has arrived."""
+    size = (200 * 2**20).to_bytes(4)
+    for before in (request(METADATA, 12, 1, {"topics": None}), b""):
+        talk = captured()
+        if before:
+            talk.client(before)
+            talk.broker(response(METADATA, 12, 1))
+        talk.client(size + request(PRODUCE, 8, 2, {"acks": -1, "topicData": []})[4:] + bytes(3000))
+        talk.close(BROKER)
+        talk.close(CLIENT)
+        unanswered = [event.exchange for event in talk.events if isinstance(event, Unanswered)]
+        assert [(each.plan.api, each.request_bytes) for each in unanswered] == (
+            [("Produce", 200 * 2**20 + 4)] if before else []
+        )
 
 
 def test_tokens_of_a_capture_do_not_wait_for_their_replies() -> None:
