@@ -399,4 +399,4 @@ def test_answers_lack_nothing_because_connections_were_open_before_the_capture()
 def test_requests_to_a_port_with_tls_are_not_called_answered(tmp_path):
     converted(tmp_path, captures.capture("k41_tls_nokeys_kcat"))
     shown = CliRunner().invoke(cli, ["analyze", "overview", str(tmp_path / "out")]).stdout
-    assert "failed       0 of 1 request: none was refused" in shown
+    assert "failed       1 of 1 request (100.0%): 1 unanswered, 0 refused" in shown

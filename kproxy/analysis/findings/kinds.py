@@ -327,8 +327,8 @@ KINDS = {
             "connection limit; and why the broker let requests wait.",
             ("connections.max.idle.ms", "retries"),
             ("unanswered_min", "felt_failed", "felt_failed_share", "felt_failed_few"),
-            "requests whose connection ended before the answer, if the client continued or the broker ended it; requests "
-            "that were pending when the capture ended",
+            "requests whose connection ended before the answer, if the client continued or the broker ended it; "
+            "requests that were pending when the capture ended",
             "errors",
             True,
             "{failed} of {asked:request} {failed:was|were} not answered before {failed:its|their} connection ended",

@@ -94,7 +94,7 @@ def errors(
         when outcome = '{ANSWERED}' and coalesce(errors, 0) = 0 then 'answered_too_late'
         when outcome = '{ANSWERED}' then error
         when outcome = 'unanswered' and without_tls then 'tls_expected'
-        when outcome = 'unanswered' and is_missed is null and {of_clients(False)}
+        when outcome = 'unanswered' and is_waited_for is not true and {of_clients(False)}
             then case when closed_by = 'broker' then 'closed_by_broker' else '{NOT_MISSED}' end
         else outcome end"""
     return ask(
@@ -109,14 +109,16 @@ def errors(
         inside=f"""
             select distinct {", ".join(KEYS)}, error as part_error from partitions
             where error_code != 0 and direction = 'response'""",
-        missing=f"select distinct {', '.join(KEYS)}, true as is_missed from missed",
+        missing=f"""
+            select {", ".join(KEYS)}, true as is_missed, max(is_waited_for or is_open) as is_waited_for from missed
+            group by {", ".join(KEYS)}""",
         held=f"""
             select source, connection, max(close = 'open') as is_open, max(closed_by) as closed_by,
                 max({WITHOUT_TLS}) as without_tls
             from connections group by source, connection""",
         failures=f"""
             select f.*, coalesce(h.is_open and f.outcome = 'unanswered', false) as waits, i.part_error, m.is_missed,
-                h.closed_by, coalesce(h.without_tls, false) as without_tls
+                m.is_waited_for, h.closed_by, coalesce(h.without_tls, false) as without_tls
             from failed f left join inside i on f.fine and {keys}
             left join missing m on {keys.replace("i.", "m.")}
             left join held h on f.source = h.source and f.connection = h.connection""",

@@ -253,7 +253,7 @@ def missed_answers() -> dict[str, str]:
     after their client had waited and closed the connection count, too. The last requests of a client that ends do not
     count, nor those of a consumer that leaves its group, even if another with its client id follows, nor long polls
     that end in time. If their connection was open at the capture's end (`is_open`), they had waited for OVERDUE_NS by
-    then.
+    then. `is_waited_for`: the client continued or had waited.
     """
     polls = ", ".join(map(literal, LONG_POLLS))
     client, broker = GROUPS["client"], GROUPS["broker"]
@@ -301,7 +301,9 @@ def missed_answers() -> dict[str, str]:
                 and u.host = g.host and n.end_ns / 1e3 - left_us between 0 and {_CLOSES_US}""",
         "missed": f"""
             select u.*, n.end_ns, n.is_open, n.by_broker, greatest(n.end_ns - coalesce(u.request_end_ns,
-                case when n.by_broker then u.request_start_ns end), 0) as waited_ns
+                case when n.by_broker then u.request_start_ns end), 0) as waited_ns,
+                coalesce(l.last_us >= n.end_ns / 1e3 + {_WENT_ON_US}, false) or coalesce(t.has_tried, false)
+                    or coalesce(n.end_ns - u.request_end_ns >= {_GAVE_UP_NS}, false) as is_waited_for
             from cut_off u join ended n on u.source = n.source and u.connection = n.connection
             left join last_asked l on u.cluster is not distinct from l.cluster and u.client = l.client
                 and u.host = l.host
