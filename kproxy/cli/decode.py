@@ -140,15 +140,14 @@ def decode(
         view.show_records(frame, records=records_shown)
     else:
         try:
-            messages = decoding.decoded(frame, sized=sized, response_to=response, data_name=data)
+            for one in decoding.decoded(frame, sized=sized, response_to=response, data_name=data):
+                if as_json:
+                    click.echo(json.dumps(decoding.as_json(one, show_secrets=show_secrets), indent=2))
+                else:
+                    view.show(one, show_secrets=show_secrets, records=records_shown)
         except ProtocolError:
             _no_other_protocol(frame)
             raise
-        for one in messages:
-            if as_json:
-                click.echo(json.dumps(decoding.as_json(one, show_secrets=show_secrets), indent=2))
-            else:
-                view.show(one, show_secrets=show_secrets, records=records_shown)
 
 
 def _neither(fault: Exception, given: str) -> Exception:

@@ -110,6 +110,8 @@ def test_no_argument_is_silently_ignored(arguments, reason):
             "<stdin> is text: give hexadecimal",
         ),
         (["decode", "--sized"], b"\xff", 2, "in input of 1 byte;"),
+        (["decode"], f"0000000d{FRAME}0000".encode(), 2, 'ApiVersions request v0  correlation id 7  client "foo"'),
+        (["decode"], b"{ 0x00, 0x12, 0x00, 0x00, 0x00, 0x00, 0x00, 0x07, 0xff, 0xff };", 0, "correlation id 7"),
         (["decode", "--jsonl"], b"hello\n", 0, '"error": "not JSON: '),
         (["deocde"], b"", 2, "Did you mean 'decode'?"),
     ],

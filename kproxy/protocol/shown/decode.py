@@ -25,6 +25,7 @@ from kproxy.protocol.compression import codec_name
 from kproxy.protocol.primitives import Buffer
 from kproxy.protocol.records import Batch, Record, read_batches
 from kproxy.protocol.schema import Message, api_name, schema
+from kproxy.protocol.shown.literals import bytes_of_literal
 from kproxy.protocol.shown.render import render
 from kproxy.protocol.shown.secrets import redact
 
@@ -80,11 +81,14 @@ def bytes_of(given: Buffer, *, must_be_hex: bool = False) -> Buffer:
     """Return the bytes of hexadecimal digits; other input unchanged.
 
     Blanks, line breaks, colons, commas, 0x and \\x are skipped, and a byte order mark, as PowerShell writes it; so
-    are the offsets and characters of a dump by xxd, `hexdump -C`, od or tshark. Base64 is read if its first byte is
-    zero, as that of a frame is. Raises Malformed for an odd number of digits, for a dump of 16-bit words, and with
-    `must_be_hex` for any other input.
+    are the offsets and characters of a dump by xxd, `hexdump -C`, od or tshark. Literals of source code are read, see
+    `bytes_of_literal`, and base64 if its first byte is zero, as that of a frame is. Raises Malformed for an odd number
+    of digits, for a dump of 16-bit words, and with `must_be_hex` for any other input.
     """
-    text = _without_prefixes(_without_offsets(_without_mark(given)))
+    unmarked = _without_mark(given)
+    if is_text(unmarked) and (content := bytes_of_literal(bytes(unmarked))) is not None:
+        return content
+    text = _without_prefixes(_without_offsets(unmarked))
     if _HEX.fullmatch(text) is None:
         if (content := _of_base64(text)) is not None:
             return content
@@ -234,59 +238,113 @@ def frames(given: Buffer, sized: bool | None, how: Callable[[Buffer], "Decoded"]
 
 def decoded(
     given: Buffer, *, sized: bool | None = None, response_to: str | None = None, data_name: str | None = None
-) -> list["Decoded"]:
+) -> Iterator[Decoded]:
     """Decode frames as requests, as responses to API:VERSION, or as messages of another kind by name.
 
-    `sized`: see `frames`. Raises Malformed and Unsupported.
+    Yields the whole frames before a fault, then raises Malformed or Unsupported. `sized`: see `frames`.
     """
-    if response_to is not None:
-        key, version = api_and_version(response_to)
-        try:
-            return frames(given, sized, lambda frame: response(frame, key, version))
-        except Malformed as fault:
-            if sized is False or (misfit := _misfit_of_response(given, str(fault), key, version)) is None:
-                raise
-            raise Malformed(misfit) from None
     if data_name is not None:
-        return frames(given, sized, lambda frame: data(frame, data_name))
+        yield from frames(given, sized, lambda frame: data(frame, data_name))
+        return
+    key, version = (None, 0) if response_to is None else api_and_version(response_to)
+
+    def how(frame: Buffer) -> Decoded:
+        return request(frame) if key is None else response(frame, key, version)
+
+    found: list[Decoded] = []
+    fault: ProtocolError | None = None
     try:
-        return frames(given, sized, request)
-    except ProtocolError as fault:
-        if sized is not False and (misfit := _misfit(given)) is not None:
-            raise Malformed(misfit) from None
+        found = frames(given, sized, how)
+        may_misfit = len(found) == 1 and found[0].size_bytes == len(given) and "_trailing" in found[0].body
+    except ProtocolError as raised:
+        fault, may_misfit = raised, key is None or isinstance(raised, Malformed)
+    if sized is not False and may_misfit:
+        misfit = _misfit(given) if key is None else _misfit_of_response(given, str(fault), key, version)
+        if misfit is not None and (fault is not None or misfit.pos):
+            yield from frames(given[: misfit.pos], True, how) if misfit.pos else ()
+            raise Malformed(misfit.text) from None
+    if fault is not None and key is None:
         raise type(fault)(f"as a request: {fault}; an answer needs --response API:VERSION") from None
+    if fault is not None:
+        raise fault
+    yield from found
 
 
-def _misfit(given: Buffer) -> str | None:
-    """Return which request does not match its size, as text; None if the bytes do not begin with a size."""
-    pos, number, where = 0, 1, ""
-    while True:
+@dataclass(frozen=True)
+class _Misfit:
+    """The first frame that does not match its size: where it begins, behind whole frames, and the fault as text."""
+
+    pos: int
+    text: str
+
+
+def _misfit(given: Buffer) -> _Misfit | None:
+    """Return the first request that does not match its size; None if the bytes do not begin with a size."""
+    pos, number = 0, 1
+    while pos < len(given):
         of_sized = _looks_like_request(given[pos + 4 :])
         size, here = int.from_bytes(given[pos : pos + 4], "big", signed=True), len(given) - pos - 4
-        is_bare = number == 1 and (of_sized < _looks_like_request(given) or (of_sized == 1 and _may_be_api(size)))
-        if not of_sized or size < 0 or is_bare:
-            whole = f"{number - 1} whole request{'s' * (number > 2)}"
-            behind = f"too long: what follows {whole}, {count_bytes(here + 4)}, is no request with its size"
-            return None if number == 1 else behind
-        if size > here:
-            break
-        try:
-            request(given[pos + 4 : pos + 4 + size])
-        except ProtocolError:
-            break
-        pos, number = pos + 4 + size, number + 1
-        where = f"request {number}: "
-        if pos == len(given):
+        if number == 1 and (not of_sized or size < 0 or _is_bare(given, size, of_sized)):
             return None
-    key, version, correlation_id = _HEAD.unpack(bytes(given[pos + 4 : pos + 12]).ljust(_HEAD.size, b"\0"))
+        fault = _fault_of_request(given[pos + 4 :], size)
+        if fault is not None:
+            return _Misfit(pos, fault if number == 1 else f"request {number}: {fault}")
+        if not of_sized or not 0 <= size <= here or not _is_request(given[pos + 4 : pos + 4 + size]):
+            return _misfit_at(given, pos, number)
+        pos, number = pos + 4 + size, number + 1
+    return None
+
+
+def _misfit_at(given: Buffer, pos: int, number: int) -> _Misfit | None:
+    """Return how the request at a position, the one of this number, differs from its size."""
+    size, here = int.from_bytes(given[pos : pos + 4], "big", signed=True), len(given) - pos - 4
+    if number > 1 and (size < 0 or not _looks_like_request(given[pos + 4 :])):
+        return _Misfit(pos, _no_frame("request", number - 1, here + 4))
     if size == here:
         return None
+    key, version, correlation_id = _HEAD.unpack(bytes(given[pos + 4 : pos + 12]).ljust(_HEAD.size, b"\0"))
     with_id = f", correlation id {correlation_id}" if here >= _HEAD.size else ""
-    return _sizes(where, size, here, f"{api_name(key)} request v{version}{with_id}")
+    where = f"request {number}: " if number > 1 else ""
+    return _Misfit(pos, _sizes(where, size, here, f"{api_name(key)} request v{version}{with_id}"))
 
 
-def _misfit_of_response(given: Buffer, fault: str, key: int, version: int) -> str | None:
-    """Return which response does not match its size, as text; None if the bytes do not begin with a size.
+def _fault_of_request(rest: Buffer, size: int) -> str | None:
+    """Return why a request whose size is right, since it ends where the input or another size begins, is not decoded.
+
+    None if it is decoded, or if its size may be wrong.
+    """
+    if not _LEAST_FRAME_BYTES <= size <= len(rest) or not (size == len(rest) or _looks_like_request(rest[size + 4 :])):
+        return None
+    try:
+        request(rest[:size])
+    except ProtocolError as fault:
+        return str(fault)
+    return None
+
+
+def _is_bare(given: Buffer, size: int, of_sized: int) -> bool:
+    """Return whether the bytes look more like a request without its size than like one behind it."""
+    return of_sized < _looks_like_request(given) or (of_sized == 1 and _may_be_api(size))
+
+
+def _is_request(frame: Buffer) -> bool:
+    try:
+        request(frame)
+    except ProtocolError:
+        return False
+    return True
+
+
+def _no_frame(title: str, whole: int, size: int) -> str:
+    """Return as text that bytes behind whole frames are no frame."""
+    return (
+        f"too long: what follows {whole} whole {title}{'s' * (whole > 1)}, {count_bytes(size)}, is no {title} "
+        "with its size"
+    )
+
+
+def _misfit_of_response(given: Buffer, fault: str, key: int, version: int) -> _Misfit | None:
+    """Return the first response that does not match its size; None if the bytes do not begin with a size.
 
     A correlation id may look like a size: without a whole response behind it, the text has both readings.
     """
@@ -298,12 +356,14 @@ def _misfit_of_response(given: Buffer, fault: str, key: int, version: int) -> st
         pos, number = pos + 4 + size, number + 1
     where = f"response {number}: " if number > 1 else ""
     is_whole = _is_response(given[pos + 4 :], key, version)
+    if number > 1 and (here < 0 or size < 0):
+        return _Misfit(pos, _no_frame("response", number - 1, here + 4))
     if size < 0 or size == here or here < 0:
         return None
     text = _sizes(where, size, here, f"{api_name(key)} response v{version}")
     if number > 1 or is_whole:
-        return text
-    return f"{fault}; with its first 4 bytes as its size: {text}" if size > here else None
+        return _Misfit(pos, text)
+    return _Misfit(0, f"{fault}; with its first 4 bytes as its size: {text}") if size > here else None
 
 
 def _is_response(frame: Buffer, key: int, version: int) -> bool:

@@ -272,6 +272,30 @@ def test_what_is_nearly_a_message_is_guessed():
         decode.data(b"", "xyz")
 
 
+METADATA = "00000019000300020000000500036170700000000100066f7264657273"
+UNKNOWN = "0000000a0012006300000007ffff"  # ApiVersions v99
+HEARTBEAT = "00000006000000050000"
+
+
+@pytest.mark.parametrize(
+    ("given", "response_to", "whole", "said"),
+    [
+        (METADATA + METADATA[:40], None, 1, "request 2: cut short"),
+        (METADATA + METADATA + "0000", None, 2, "too long: what follows 2 whole requests, 2 bytes, is no request"),
+        (METADATA + UNKNOWN, None, 1, "request 2: ApiVersions version 99 is not known"),
+        (METADATA + UNKNOWN + METADATA, None, 1, "request 2: ApiVersions version 99 is not known"),
+        (HEARTBEAT + HEARTBEAT[:14], "Heartbeat:0", 1, "response 2: cut short"),
+        (HEARTBEAT + "0000", "Heartbeat:0", 1, "too long: what follows 1 whole response, 2 bytes, is no response"),
+    ],
+)
+@pytest.mark.parametrize("sized", [None, True])
+def test_whole_frames_before_a_fault_are_decoded(given, response_to, whole, said, sized):
+    messages = decode.decoded(bytes.fromhex(given), sized=sized, response_to=response_to)
+    assert [next(messages).header["correlationId"] for _ in range(whole)] == [5] * whole
+    with pytest.raises(ProtocolError, match=f"^{said}"):
+        next(messages)
+
+
 @pytest.mark.parametrize("name", ["k41_BASE", "k41_tls13_keys"])
 def test_a_capture_is_no_frame(name):
     path = captures.capture(name)
@@ -359,7 +383,7 @@ def test_a_request_that_is_cut_is_told_with_what_is_here(here):
     whole = bytes.fromhex("00000019000300020000000500036170700000000100066f7264657273")
     said = rf"^cut short: the size says 25 bytes, {here - 4} follow it: Metadata request v2, correlation id 5$"
     with pytest.raises(Malformed, match=said):
-        decode.decoded(whole[:here])
+        list(decode.decoded(whole[:here]))
     (message,) = decode.decoded(whole)
     assert message.body["topics"] == [{"name": "orders"}]
 
@@ -398,7 +422,7 @@ def test_a_request_that_is_cut_is_told_with_what_is_here(here):
 def test_requests_that_do_not_have_the_size_that_they_say_are_named(given, said):
     whole = "00000019000300020000000500036170700000000100066f7264657273"
     with pytest.raises(ProtocolError, match=f"^{said}"):
-        decode.decoded(bytes.fromhex(given.format(whole, whole[8:])))
+        list(decode.decoded(bytes.fromhex(given.format(whole, whole[8:]))))
 
 
 @pytest.mark.parametrize(
@@ -422,7 +446,7 @@ def test_requests_that_do_not_have_the_size_that_they_say_are_named(given, said)
 def test_responses_that_do_not_have_the_size_that_they_say_are_named(given, said):
     whole = "0000000700000000000100030000000d"
     with pytest.raises(Malformed, match=f"^{said}"):
-        decode.decoded(bytes.fromhex(given.format(whole)), response_to="ApiVersions:0")
+        list(decode.decoded(bytes.fromhex(given.format(whole)), response_to="ApiVersions:0"))
 
 
 def test_frames_are_those_whose_sizes_fill_the_input_from_end_to_end():
