@@ -46,6 +46,8 @@ _FAMILIES = {2: _IPV4, 10: _IPV6, 24: _IPV6, 28: _IPV6, 30: _IPV6}
 _PPP_KINDS = {0x21: _IPV4, 0x57: _IPV6, 0x281: 0x8847, 0x283: 0x8848}
 _NSH_KINDS = {1: _IPV4, 2: _IPV6, 3: _TEB, 4: _NSH, 5: 0x8847}  # also the kinds of VXLAN-GPE
 _SNAP = b"\xaa\xaa\x03\0\0\0"
+_ISL = (b"\x01\0\x0c\0\0", b"\x03\0\x0c\0\0")  # first 5 bytes of the address that Cisco's ISL sends frames to
+_ISL_BYTES = 26
 _NFLOG_PAYLOAD = 9
 
 _TCP, _UDP, _GRE, _IPIP, _IP6IP, _ETHERIP, _MPLS_IN_IP = 6, 17, 47, 4, 41, 97, 137
@@ -90,7 +92,9 @@ _G_PDU = 0xFF
 _MPLS_PORT = 6635
 _LISP_PORT, _GUE_PORT, _TZSP_PORT, _HP_MIRROR_PORT = 4341, 6080, 37008, 7932
 _TZSP_PADDING, _TZSP_END = 0, 1  # tags without a length
-_UNREAD_PORTS = frozenset((1701, 4500, 51820))  # L2TP, IPsec, WireGuard
+_GRE_PORT = 4754  # RFC 8086
+# L2TP, IPsec, WireGuard, the WireGuard of Tailscale, OpenVPN, ZeroTier, CAPWAP, LWAPP
+_UNREAD_PORTS = frozenset((1701, 4500, 51820, 41641, 1194, 9993, 5247, 12222))
 _VXLAN_FLAG = b"\x08\0\0\0"
 
 SAME_PACKET_NS = 999_999_999  # longest time between two captures of one packet; a SYN is retransmitted later than that
@@ -333,6 +337,8 @@ class Dissector:
             return self._network(kind, data, at + 16, end, time_ns, depth)
         if port == _MPLS_PORT:
             return self._network(0x8847, data, at + 8, end, time_ns, depth)
+        if port == _GRE_PORT:
+            return self._gre(data, at + 8, end, time_ns, depth)
         if port == _GTP_PORT:
             return self._gtp(data, at + 8, end, time_ns, depth)
         if port in (_LISP_PORT, _GUE_PORT, _TZSP_PORT, _HP_MIRROR_PORT):
@@ -501,6 +507,8 @@ class _Datagram:
 def _link_layer(link: int, data: bytes) -> tuple[int, int]:
     """(ethertype, where its payload begins); minus the link type where that is not read."""
     if link == ETHERNET:
+        if data[:5] in _ISL and data[5] < 0x10:  # the upper bits of this byte are the kind of frame: Ethernet
+            return _TEB, _ISL_BYTES
         return _SHORT(data, 12)[0], 14
     if link == SLL:
         return _SHORT(data, 14)[0], 16

@@ -70,6 +70,12 @@ def erspan_3(payload, platform=b"", is_ip=False):
     return bytes((0x20, 1)) + bytes(8) + bytes((is_ip << 3, len(platform) and 1)) + platform + payload
 
 
+def isl(frame):
+    """Cisco's ISL: https://wiki.wireshark.org/ISL; the check sequences of both frames follow."""
+    head = bytes.fromhex("01000c000000 00000c112233") + pack(">H", len(frame) + 20)
+    return head + bytes.fromhex("aaaa03 00000c 0065 0000 0000") + frame + bytes(8)
+
+
 NFLOG_FIELDS = (1, pack(">HBx", 0x0800, 3)), (10, b"kafka\0")
 
 
@@ -140,6 +146,8 @@ LAYERS = {
         ethernet(gre(0x22EB, bytes(4) + erspan_3(ethernet(ipv4(SEGMENT)), bytes(8)), 0x1000)),
         KEY,
     ),
+    "isl": (1, isl(ethernet(tag(V4, ipv4(SEGMENT)), DOT1Q)), KEY),
+    "gre over udp": (1, ethernet(ipv4(udp(4754, gre(V4, ipv4(SEGMENT))[20:]), protocol=17)), KEY),
     "pptp": (1, ethernet(gre(0x880B, bytes(12) + ppp(ipv4(SEGMENT)), 0x3081)), KEY),
     "mpls": (1, ethernet(mpls(ipv4(SEGMENT), 16, 17, 18), 0x8847), KEY),
     "mpls over vlan, ipv6": (1, ethernet(tag(0x8848, mpls(ipv6(SEGMENT), 99)), DOT1Q), KEY6),
@@ -254,6 +262,7 @@ LAYERS = {
 # Link types that are not read: https://www.tcpdump.org/linktypes.html
 WLAN = (105, 119, 127, 163, 192)
 SWITCH_TAGS = (281, 282, 284, 285)
+ENDED = {"padded ethernet", "isl"}  # bytes of the link layer follow the segment
 # Layers that tshark reads only with an option, or not at all.
 DECODE_AS = {
     "vxlan on another port": "udp.port==48000,vxlan",
@@ -323,7 +332,7 @@ def test_the_segment_is_found_under_every_layer(name):
     assert not list(quality)
 
 
-@pytest.mark.parametrize("name", [name for name in LAYERS if "offload" not in name and name != "padded ethernet"])
+@pytest.mark.parametrize("name", [name for name in LAYERS if "offload" not in name and name not in ENDED])
 def test_truncated_bytes_are_not_read_from_the_next_record(name):
     link, data, key = LAYERS[name]
     for size in range(len(data)):
@@ -587,6 +596,7 @@ def _extended(count):
         (1, ethernet(ipv4(bytes((51, 0)) * 400, protocol=51)), "unread", "IP protocol 51"),  # nothing but such headers
         (1, ethernet(ipv4(udp(4500, bytes(80)), protocol=17)), "unread", "UDP port 4500"),
         (1, ethernet(ipv4(udp(1701, bytes(80)), protocol=17)), "unread", "UDP port 1701"),
+        (1, ethernet(ipv4(udp(5247, bytes(80)), protocol=17)), "unread", "UDP port 5247"),
         (1, ethernet(ipv6(pack(">HH", 51820, 9) + udp(9, bytes(80))[4:], protocol=17), V6), "unread", "UDP port 51820"),
     ],
 )
