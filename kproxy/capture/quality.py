@@ -116,6 +116,7 @@ KINDS = {
     "no response shows; they are in no table of groups",
     "forgotten": "groups, members, topics and partitions beyond the number followed at once",
     "fault": "places where a Kafka connection breaks the protocol, or answers a request that was not captured",
+    "cut_request": "connections that ended within the header of a request, which no table has",
 }
 
 

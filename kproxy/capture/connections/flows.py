@@ -606,6 +606,8 @@ class Flows:
             self.quality.add(flow.noted)
         if flow.session is not None:
             flow.sasl_tokens = flow.session.sasl_tokens
+            if flow.session.ends_in_header and flow.close in ("fin", "reset"):
+                self.quality.note("cut_request", flow.last_ns)
         if not flow.continues:
             flow.count_kind(self.quality)
         if flow.close in UNCONNECTED:

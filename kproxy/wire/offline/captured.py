@@ -53,6 +53,11 @@ class CapturedSession(Session):
             self._gap_in_answers(count, now_ns)
 
     @property
+    def ends_in_header(self) -> bool:
+        """Return whether the client's last bytes are an incomplete header of a request."""
+        return bool(self._client_head)
+
+    @property
     def is_framed(self) -> bool:
         """Return whether both sides are framed, so that `missing` is the distance to the next frame of each."""
         return (

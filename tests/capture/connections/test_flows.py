@@ -453,6 +453,15 @@ def test_the_close_of_a_reset_and_of_an_open_connection_is_recorded(tmp_path):
     assert [exchange.outcome for _, exchange in seen.exchanges] == [ANSWERED, UNANSWERED]
 
 
+@pytest.mark.parametrize(("flags", "count"), ((RST, 1), (0, 0)))
+@pytest.mark.parametrize("size", (7, 11, 12))
+def test_a_connection_that_ends_within_the_header_of_a_request_is_reported(tmp_path, size, flags, count):
+    """It has no exchange; the end of the capture is no end of the connection."""
+    seen = Wire().shake().ask(1).send(0, request(2)[:size]).send(1, flags=flags).seen(tmp_path)
+    assert seen.quality.count("cut_request") == (count if size < 12 else 0)
+    assert len(seen.exchanges) == 1 + (size == 12)
+
+
 @pytest.mark.parametrize("lost", (False, True))
 @pytest.mark.parametrize("side", (0, 1))
 def test_segments_in_flight_at_a_reset_are_no_connection(tmp_path, side, lost):
