@@ -70,7 +70,8 @@ def produces_by_id(version: int) -> bool:
 def lend(session: Session) -> Lent | None:
     """Return the state of a session; None: it cannot be lent now."""
     if (
-        session.observers
+        session._may_be_damaged  # over a capture
+        or session.observers
         or session._handlers[CLIENT] is not Session._requests
         or session._handlers[BROKER] is not Session._answers
         or session._client_left

@@ -170,7 +170,7 @@ def test_a_plaintext_response_means_a_port_without_tls(answer, authority, tmp_pa
     seen = Wire().shake().send(0, outgoing.read()).send(1, answer).send(1, flags=FIN | ACK).seen(tmp_path)
     kinds = {row.kind: row.count for row in seen.quality}
     assert kinds["tls_unanswered"] == 1 and "tls" not in kinds
-    assert "port without TLS" in verdict(seen.quality) and "--key-log" not in verdict(seen.quality)
+    assert "its port has no TLS" in verdict(seen.quality) and "--key-log" not in verdict(seen.quality)
 
 
 @pytest.mark.parametrize(
