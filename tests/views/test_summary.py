@@ -254,6 +254,10 @@ def _of_no_kafka():
     other.packets += Wire(client=(packet.CLIENT[0], 50001)).send(0, flags=SYN).send(1, flags=RST | ACK).packets
     yield "refused beside HTTP", other
     yield "another protocol", Wire().shake().send(0, bytes(range(200, 250)) * 3).send(1, bytes(range(200, 250)) * 3)
+    unknown = bytes.fromhex("00000014 7918004d00000001 0001ff") + bytes(9)  # API 31000, version 77
+    yield "an unknown API", Wire().shake().send(0, unknown).send(1, bytes.fromhex("0000000600000001") + bytes(2))
+    for name, begin in (("SOCKS", b"\5\1\0"), ("PostgreSQL", b"\0\0\0\x29\0\3\0\0user\0me\0")):
+        yield name, Wire().shake().send(0, begin).send(1, b"\5\0").send(0, b"\5\1\0\1\x0a\0\0\2" + bytes(40))
     yield "too few bytes", Wire().send(0, bytes(range(200, 210)))
     headers = Wire().shake().send(0, bytes(100)).send(1, bytes(100))
     headers.packets = [each[:54] for each in headers.packets]
@@ -265,13 +269,14 @@ def test_no_option_is_advised_that_would_not_change_the_result(tmp_path, name, w
     """Following an advice changes the result; that keys decrypt TLS is tried where there are keys (test_decrypt)."""
     quality = wire.seen(tmp_path).quality
     advice = verdict(quality)
-    assert ("--port" in advice) == (name in ("another protocol", "too few bytes"))
+    assert ("--port" in advice) == (name in ("an unknown API", "too few bytes"))
     assert ("--key-log" in advice) == (name == "TLS") and "--zookeeper-port" not in advice
     assert ("speak HTTP" in advice) == (name == "HTTP") and ("carried a byte" in advice) == (name == "no byte")
     assert ("was refused" in advice) == (name in ("refused", "refused beside HTTP"))
     if "--port" in advice:
-        followed = wire.seen(tmp_path, ports=(9092,)).quality
-        assert verdict(followed) != advice and followed.count("kafka") == 1
+        followed = wire.seen(tmp_path, ports=(9092,))
+        assert verdict(followed.quality) != advice and followed.quality.count("kafka") == 1
+        assert len(followed.exchanges) == (name == "an unknown API")
 
 
 @pytest.mark.parametrize("kept", (16, 34, 50, 54, 58, 67))

@@ -20,14 +20,22 @@ KAFKA, TLS, ZOOKEEPER, HTTP, NOT_KAFKA = "kafka", "tls", "zookeeper", "http", "n
 
 HEAD = 64 * 1024  # most bytes of each side that are examined
 _OVER = 16  # most bytes after a body's end that are accepted: librdkafka sends three
-# How clients of other protocols begin; none of them is a plausible size of a request.
+# How clients of other protocols begin. Read as the head of a request, they have an impossible size, API or client id;
+# PostgreSQL's and Pulsar's have a correlation id that no connection begins with.
 _FOREIGN = (
     ("MQTT", re.compile(rb"\x10(?:[\x80-\xff]{0,3}[\0-\x7f])\0(?:\x04MQTT|\x06MQIsdp)")),
     ("AMQP", re.compile(rb"AMQP[\0-\x03]")),
     ("SSH", re.compile(rb"SSH-")),
     ("PostgreSQL", re.compile(rb"\0\0\0\x08\x04\xd2\x16[\x2f\x30]")),  # a request for TLS or GSSAPI
+    ("PostgreSQL", re.compile(rb"(?s)\0\0..\0\x03\0[\0-\x02][a-z_]{3}")),  # a StartupMessage
     ("Redis", re.compile(rb"\*[1-9][0-9]*\r\n\$")),
+    ("SOCKS", re.compile(rb"\x05(?:\x01[\0\x02](?:\x05\x01\0|\x01)|\x02\0[\x01\x02]|\x03\0\x01\x02)")),  # RFC 1928
+    ("SOCKS", re.compile(rb"(?s)\x04\x01..[\x01-\xff]...[\x20-\x7e]*\0")),  # version 4
+    ("Cassandra", re.compile(rb"(?s)[\x03-\x05]\0..[\x01\x05]\0\0")),  # STARTUP or OPTIONS
+    ("MongoDB", re.compile(rb"(?s)...\0....\0\0\0\0[\xd4\xdd]\x07\0\0")),
+    ("Pulsar", re.compile(rb"(?s)\0\0..\0\0..\x08\x02\x12")),
 )
+_UNKNOWN = "an unknown protocol"
 # https://zookeeper.apache.org/doc/current/zookeeperAdmin.html#sc_4lw
 _FOUR_LETTERS = frozenset(
     b"conf cons crst dump envi ruok srst srvr stat wchs wchc wchp mntr isro hash dirs gtmk stmk".split()
@@ -44,7 +52,7 @@ def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: str |
     kind = _other(client)
     if kind is not None:
         return kind
-    if foreign(client) is not None:
+    if _named(client) is not None:
         return NOT_KAFKA
     if trusted is not None:
         return trusted
@@ -64,7 +72,16 @@ def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: str |
 
 
 def foreign(client: bytes | bytearray) -> str | None:
-    """The name of another protocol that the client's first bytes are of; None: it is not clear."""
+    """The name of another protocol that the client's first bytes are of; None: they may be the head of a request."""
+    name = _named(client)
+    if name is None and len(client) >= 4:
+        size = int.from_bytes(client[:4], signed=True)
+        return None if frames.MIN_REQUEST <= size <= frames.MAX_REQUEST else _UNKNOWN
+    return name
+
+
+def _named(client: bytes | bytearray) -> str | None:
+    """The name of the protocol whose clients begin like this; None: none that is known."""
     return next((name for name, begin in _FOREIGN if begin.match(client)), None)
 
 

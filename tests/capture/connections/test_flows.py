@@ -889,7 +889,8 @@ def test_a_stream_is_named_from_client_to_broker_whichever_is_captured_first(tmp
 
 def test_unrecognisable_bytes_are_undecided_or_not_kafka(tmp_path):
     assert Wire().shake().send(0, b"\0\0").seen(tmp_path).kinds()["undecided"] == 1
-    assert Wire().shake().send(0, b"\xffSMBr").seen(tmp_path).kinds()["not_kafka"] == 1
+    assert Wire().shake().send(0, b"\xffSMBr").seen(tmp_path).kinds()["other_protocol"] == 1
+    assert Wire().shake().send(0, b"\0\0\0\x40\xfeSMB" + bytes(60)).seen(tmp_path).kinds()["not_kafka"] == 1
     assert Wire().shake().send(0, b"GET / HTTP/1.1\r\n").seen(tmp_path).kinds()["http"] == 1
     assert Wire().shake().send(0, b"ruok").seen(tmp_path).kinds()["zookeeper"] == 1
     assert Wire().shake().seen(tmp_path).kinds()["no_data"] == 1
@@ -904,6 +905,13 @@ def test_unrecognisable_bytes_are_undecided_or_not_kafka(tmp_path):
         ("AMQP", b"AMQP\0\0\x09\1"),
         ("SSH", b"SSH-2.0-OpenSSH_9.2\r\n"),
         ("PostgreSQL", b"\0\0\0\x08\4\xd2\x16\x2f"),
+        ("PostgreSQL", b"\0\0\0\x11\0\3\0\0user\0me\0\0"),
+        ("SOCKS", b"\5\1\0\5\1\0\1\x0a\0\0\2\x23\x84"),
+        ("SOCKS", b"\5\2\0\2"),
+        ("SOCKS", b"\4\1\x23\x84\x0a\0\0\2user\0"),
+        ("Cassandra", b"\4\0\0\0\5\0\0\0\0"),
+        ("MongoDB", b"\x38\0\0\0\1\0\0\0\0\0\0\0\xdd\7\0\0" + bytes(40)),
+        ("Pulsar", b"\0\0\0\x14\0\0\0\x10\x08\2\x12\x0c\x0a\x053.2.1\x20\x14\0\0"),
         ("Redis", b"*1\r\n$4\r\nPING\r\n"),
     ],
 )
