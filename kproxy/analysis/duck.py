@@ -291,11 +291,26 @@ class Tables(Mapping[str, Frame]):
 
     def _define(self, name: str) -> None:
         files = _files(self.folder, name)
+        self._refuse_foreign(name, [file for file in files if not is_recorded(file.name)])
         text = _reading(name, files)
         if self._is_small(text, files):
             self._connection.execute(f"create table {quoted(name)} as {text}")
         else:
             self._engine.view(name, self.folder, name, files)
+
+    def _refuse_foreign(self, name: str, files: Sequence[Path]) -> None:
+        """Raise KproxyError for a Parquet file that is no part of a table: all tables have the column `source`."""
+        if not files:
+            return
+        listed = ", ".join(_text(_escaped(str(path))) for path in files)
+        found = self._connection.execute(
+            f"select file_name from parquet_schema([{listed}]) "
+            "group by file_name having not bool_or(name = 'source') order by file_name limit 1"
+        ).fetchone()
+        if found is not None:
+            raise KproxyError(
+                f"{found[0]} is no file of the table {name}, since it lacks the column source: move it elsewhere"
+            )
 
     def _is_small(self, text: str, files: Sequence[Path]) -> bool:
         if len(files) > SMALL_FILES:

@@ -63,6 +63,18 @@ def recording(tmp_path):
     return place, files
 
 
+def test_a_foreign_parquet_file_in_the_folder_of_a_table_is_refused(tmp_path):
+    """Its rows would count as rows without a value."""
+    (tmp_path / "exchanges").mkdir()
+    made_by_another = tmp_path / "exchanges" / "other [1].parquet"
+    duckdb.sql("select 1 as a").write_parquet(str(made_by_another))
+    with (
+        Tables(tmp_path) as tables,
+        pytest.raises(KproxyError, match=r"other \[1\]\.parquet is no file of the table exch"),
+    ):
+        tables["exchanges"]
+
+
 def test_a_file_that_retention_removes_meanwhile_is_omitted(recording):
     place, files = recording
     with Tables(place) as tables:
