@@ -50,6 +50,8 @@ def _words_of(fault: Exception, what: str = "the query", example: str = "") -> s
 
     if example and isinstance(fault, duckdb.ConversionException) and "to BOOL" in str(fault):
         return f"{what} is no condition, since it is neither true nor false: {example}"
+    if isinstance(fault, duckdb.InvalidInputException) and ".parquet" in str(fault):
+        return f"{plain(str(fault))}: remove the file if it is none of kproxy's, or convert its capture again"
     if not isinstance(fault, duckdb.ParserException):
         return plain(str(fault))
     fault_text = plain(str(fault))

@@ -1,5 +1,6 @@
 """`kproxy show`: one exchange of a capture, where its time went, and the exchanges before it on its connection."""
 
+import shlex
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -17,14 +18,12 @@ BEFORE = 5  # exchanges
 @click.option(
     "--connection",
     type=int,
-    required=True,
     metavar="C",
     help="Id of the connection, from a row of `kproxy analyze slow`.",
 )
 @click.option(
     "--number",
     type=int,
-    required=True,
     metavar="N",
     help="Number of the request on its connection, from the same row.",
 )
@@ -46,8 +45,8 @@ BEFORE = 5  # exchanges
 @options
 def show(
     captures: tuple[str, ...],
-    connection: int,
-    number: int,
+    connection: int | None,
+    number: int | None,
     before: int,
     wireshark: bool,
     quiet: bool,
@@ -79,6 +78,10 @@ def show(
     from kproxy.views import packets as packets_view
     from kproxy.views.terminal import printable
 
+    if connection is None or number is None:
+        lacks = "--connection" if connection is None else "--number"
+        slow = shlex.join(["kproxy", "analyze", "slow", *captures])
+        raise click.UsageError(f"Missing option '{lacks}': `{slow}` prints the whole command for the slowest exchange")
     if any(cached.is_dataset(capture) for capture in captures):
         raise KproxyError(f"{captures[0]} is no capture: tables do not hold the frames, name the capture")
     with (

@@ -63,6 +63,13 @@ def test_an_exchange_is_decoded_and_explained_in_its_context(tmp_path):
         invoke("show", tmp_path / "gone.pcap", *which)
 
 
+@pytest.mark.parametrize(("given", "lacks"), [([], "--connection"), (["--connection", "7"], "--number")])
+def test_the_error_about_a_missing_option_names_the_command_that_has_its_value(given, lacks):
+    done = CliRunner().invoke(cli, ["show", "a b.pcap", *given])
+    assert done.exit_code == 2
+    assert f"Missing option '{lacks}': `kproxy analyze slow 'a b.pcap'` prints the whole command" in done.stderr
+
+
 def test_retransmissions_equal_wiresharks_and_its_dissection_is_shown(tmp_path):
     place = shutil.copy(capture("k41_retransmit"), tmp_path)
     query = "select connection, number from exchanges where retransmissions > 0 and outcome = 'answered' limit 1"

@@ -172,6 +172,19 @@ def test_what_has_no_times_is_of_no_year_and_has_no_latency_to_ask_for(tmp_path)
         assert any("analyze latency" in line for line in lines) == is_timed
 
 
+def test_an_overview_of_captures_with_and_without_times_begins_when_the_former_do(tmp_path):
+    packets = Wire().shake().ask(1, 2).packets
+    paths = [tmp_path / f"{step}.pcap" for step in (0, 1)]
+    for step, path in enumerate(paths):
+        times = [step * (number * 10**6 + 1_700_000_000 * 10**9) for number in range(len(packets))]
+        path.write_bytes(packet.pcap(list(zip(times, packets, strict=True))))
+    CliRunner().invoke(cli, ["convert", *map(str, paths), "--out", str(tmp_path / "out"), "--processes", "1", "-q"])
+    shown = CliRunner().invoke(cli, ["analyze", "overview", str(tmp_path / "out")]).stdout
+    assert re.search(
+        r"^2023-11-14 22:13:20.003 to 2023-11-14 22:13:20.0\d\d UTC, \S+ ms: 4 exchanges", shown, re.MULTILINE
+    )
+
+
 def test_groups_are_mentioned_if_anything_happened(tmp_path):
     _, lines = converted(tmp_path, captures.capture("k41_librdkafka"))
     (line,) = (line for line in lines if line.startswith("groups "))

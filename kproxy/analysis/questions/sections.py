@@ -45,12 +45,13 @@ Tables = Mapping[str, Frame]
 
 
 def span(tables: Tables) -> Frame:
-    """Time of the first and the last request, and totals."""
+    """Time of the first and the last request, and totals. Without times (`no_times`) requests are of the epoch."""
+    us = "unix_micros(`time`)"
     return ask(
         {"exchanges": tables["exchanges"]},
         answer=f"""
-            select min(`time`) as first, max(`time`) as last,
-                (max(unix_micros(`time`)) - min(unix_micros(`time`))) * 1000 as lasted_ns,
+            select coalesce(min(case when {us} > 0 then `time` end), min(`time`)) as first, max(`time`) as last,
+                (max({us}) - coalesce(min(case when {us} > 0 then {us} end), min({us}))) * 1000 as lasted_ns,
                 count(*) as exchanges, sum({ALL_BYTES}) as bytes, {CONNECTIONS} as connections,
                 count(distinct source) as sources, count(distinct cluster) as clusters
             from exchanges""",
