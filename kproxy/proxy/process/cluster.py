@@ -48,6 +48,10 @@ from kproxy.proxy.upstream.request import ClosedByBroker
 
 log = logging.getLogger("kproxy.cluster")
 
+_EXPECTS_MORE = (
+    "is that a broker's port, and does it expect TLS ([cluster.upstream_tls]) or a PROXY header (proxy_protocol)?"
+)
+
 
 def _welcome_steps(cluster: Cluster, tls: ClusterTls, find_broker: Welcome, authenticate: Welcome) -> Iterator[Welcome]:
     """Yield the steps at the start of a client's connection, in wire order."""
@@ -482,9 +486,11 @@ class ClusterProxy:
         try:
             return await ask_brokers(address, self._connector)
         except ClosedByBroker as fault:
-            if self.cluster.proxy_protocol is None:
-                raise
-            raise ClosedByBroker(f"{fault}; {UNREAD}") from fault
+            if self.cluster.proxy_protocol is not None:
+                raise ClosedByBroker(f"{fault}; {UNREAD}") from fault
+            if self.cluster.upstream_tls is None:
+                raise ClosedByBroker(f"{fault}; {_EXPECTS_MORE}") from fault
+            raise
 
     async def _learn(self, asked: Address, brokers: Brokers | None) -> str:
         """Apply a broker's list of all brokers; returns why clients must still wait, or an empty text."""

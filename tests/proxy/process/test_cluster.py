@@ -224,6 +224,21 @@ def test_an_answer_cannot_make_kproxy_open_any_number_of_ports(monkeypatch, capl
     assert "broker 4 gets no port: 3 others have one" in caplog.text
 
 
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_server_that_ends_the_connection_at_the_first_request_may_expect_tls_or_a_proxy_header(is_reset):
+    async def test():
+        async with kproxy(wait=False) as here:
+            wire = await here.broker.asked_as_before_0_10()
+            if is_reset:
+                wire.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            wire.close()
+            await here.until(lambda: "closed the connection on Metadata" in "".join(here.server.not_ready()))
+            (reason,) = here.server.not_ready()
+            assert "does it expect TLS ([cluster.upstream_tls]) or a PROXY header (proxy_protocol)?" in reason
+
+    live(test())
+
+
 def test_kproxy_waits_for_a_bootstrap_server_that_is_down():
     async def test():
         port = free_ports(1)
