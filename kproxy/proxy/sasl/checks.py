@@ -25,6 +25,9 @@ _BEARER = re.compile(r"n,(?:a=([^,]*))?,\x01(?:[A-Za-z]+=[^\x01]*\x01)*?auth=[Bb
 # The nonce of a client's final message (RFC 5802). librdkafka before 2.6.1 puts its own part before the complete nonce
 # once more, which brokers before 4.0 accept (by String.endsWith, since 3.7.2), and which proves as much.
 _NONCE = re.compile(r",r=([^,]*)")
+# The GS2 header of a client's first message with an authorization id (RFC 5802), which scramp does not read.
+_AUTHORIZATION = re.compile(r"n,a=([^,]+),")
+_OTHER_AUTHORIZATION_ID = "Authentication failed: Client requested an authorization id that is different from username"
 
 _DELEGATION_TOKEN = (
     "delegation tokens cannot be checked here, since brokers alone know them: give this client a user of its own, or a "
@@ -125,10 +128,7 @@ class PlainCheck(Check):
             missing = "password" if name else "username"
             raise LoginRefusedError(f"Authentication failed: {missing} not specified")
         if identity and identity != name:
-            raise LoginRefusedError(
-                "Authentication failed: Client requested an authorization id that is different from username",
-                claimed=name,
-            )
+            raise LoginRefusedError(_OTHER_AUTHORIZATION_ID, claimed=name)
         return name, password
 
 
@@ -160,7 +160,7 @@ class ScramCheck(Check):
             if self._round == 1:
                 if _is_delegation_token(text):
                     raise self._refused(_DELEGATION_TOKEN)
-                self._server.set_client_first(text)
+                self._receive_first(text)
                 return str(self._server.get_server_first()).encode(), None
             found = _NONCE.search(text)
             nonce = self._server.nonce
@@ -178,6 +178,16 @@ class ScramCheck(Check):
             raise self._refused()
         return final, Known(self._name)
 
+    def _receive_first(self, text: str) -> None:
+        header = _AUTHORIZATION.match(text)
+        if header is None:
+            self._server.set_client_first(text)
+            return
+        self._server.set_client_first("n,," + text[header.end() :])
+        if header[1] != self._name:
+            raise LoginRefusedError(_OTHER_AUTHORIZATION_ID, claimed=self._name)
+        self._server.gs2_header = _Header(header[0].encode())
+
     def _refused(self, reason: str = "") -> LoginRefusedError:
         whom = f": {self._name[:80]!r}" if self._name else ""
         return LoginRefusedError(
@@ -186,6 +196,15 @@ class ScramCheck(Check):
             reason or f"wrong password, or no such user{whom}",
             self._name,
         )
+
+
+class _Header(NamedTuple):
+    """A GS2 header with an authorization id, for scramp: the client's last message repeats it."""
+
+    header: bytes
+
+    def make_cbind_input(self, _: Any) -> bytes:
+        return self.header
 
 
 def _why_unread(token: bytes, number: int) -> str:

@@ -228,6 +228,37 @@ def test_a_nonce_that_repeats_the_clients_part_is_accepted_and_no_other(users: U
     assert known is not None and known.name == "alice"
 
 
+class Gs2Header(str):
+    def make_cbind_input(self, _: Any) -> bytes:
+        return self.encode()
+
+
+@pytest.mark.parametrize("asked, sent", [("alice", "alice"), ("root", "root"), ("alice", ""), ("alice", "root")])
+def test_an_authorization_id_of_scram_is_accepted_if_it_is_the_users_name(
+    users: UsersFile, asked: str, sent: str
+) -> None:
+    """As ScramSaslServer of Kafka does; `sent` is the id that the last message repeats (RFC 5802, `c=`)."""
+    check = ScramCheck("SCRAM-SHA-256", users)
+    client = ScramClient(["SCRAM-SHA-256"], "alice", "pass of alice")
+    client.gs2_header = Gs2Header(f"n,a={asked},")
+    first = client.get_client_first().encode()
+    assert first.startswith(f"n,a={asked},n=alice,r=".encode())
+    if asked != "alice":
+        with pytest.raises(LoginRefusedError, match="an authorization id that is different from username"):
+            check.receive(first)
+        return
+    client.set_server_first(check.receive(first)[0].decode())
+    client.gs2_header = Gs2Header(f"n,a={sent},")
+    final = client.get_client_final().encode()
+    if sent != "alice":
+        with pytest.raises(LoginRefusedError, match="invalid credentials"):
+            check.receive(final)
+        return
+    answer, known = check.receive(final)
+    client.set_server_final(answer.decode())
+    assert known is not None and known.name == "alice"
+
+
 def request(key: int, version: int, body: dict[str, Any]) -> bytes:
     header = {"requestApiKey": key, "requestApiVersion": version, "correlationId": 5, "clientId": "c"}
     return codec.encode_request(header, body)
