@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import click
 
+from kproxy.capture.connections.content import TUNNELS
 from kproxy.capture.quality import Quality, Row
 from kproxy.convert.job import Summary
 from kproxy.tables.dataset import read_manifest
@@ -163,9 +164,12 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
         if quality.count("http"):
             return "No Kafka in it: its connections speak HTTP. Was the right interface, host or port captured?"
         if quality.count("other_protocol"):
-            return (
-                "No Kafka in it: its connections are of other protocols, which `kproxy analyze quality` names. Was the "
-                "right interface, host or port captured?"
+            others = " ".join(row.sentence for row in quality if row.kind == "other_protocol")
+            is_tunnelled = any(tunnel in others for tunnel in TUNNELS)
+            return "No Kafka in it: its connections are of other protocols, which `kproxy analyze quality` names. " + (
+                "kproxy does not read tunnels: capture between the tunnel's server and the brokers."
+                if is_tunnelled
+                else "Was the right interface, host or port captured?"
             )
         if quality.count("not_tcp") == quality.count("packets"):
             return "No Kafka in it, and no TCP. Was the right interface captured?"

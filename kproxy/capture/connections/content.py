@@ -20,6 +20,7 @@ KAFKA, TLS, ZOOKEEPER, HTTP, NOT_KAFKA = "kafka", "tls", "zookeeper", "http", "n
 
 HEAD = 64 * 1024  # most bytes of each side that are examined
 _OVER = 16  # most bytes after a body's end that are accepted: librdkafka sends three
+SOCKS, HTTP_CONNECT = TUNNELS = ("SOCKS", "HTTP CONNECT")  # they carry other protocols behind their own messages
 # How clients of other protocols begin. Read as the head of a request, they have an impossible size, API or client id;
 # PostgreSQL's and Pulsar's have a correlation id that no connection begins with.
 _FOREIGN = (
@@ -29,11 +30,17 @@ _FOREIGN = (
     ("PostgreSQL", re.compile(rb"\0\0\0\x08\x04\xd2\x16[\x2f\x30]")),  # a request for TLS or GSSAPI
     ("PostgreSQL", re.compile(rb"(?s)\0\0..\0\x03\0[\0-\x02][a-z_]{3}")),  # a StartupMessage
     ("Redis", re.compile(rb"\*[1-9][0-9]*\r\n\$")),
-    ("SOCKS", re.compile(rb"\x05(?:\x01[\0\x02](?:\x05\x01\0|\x01)|\x02\0[\x01\x02]|\x03\0\x01\x02)")),  # RFC 1928
-    ("SOCKS", re.compile(rb"(?s)\x04\x01..[\x01-\xff]...[\x20-\x7e]*\0")),  # version 4
+    (SOCKS, re.compile(rb"\x05(?:\x01[\0\x02](?:\x05\x01\0|\x01)|\x02\0[\x01\x02]|\x03\0\x01\x02)")),  # RFC 1928
+    (SOCKS, re.compile(rb"(?s)\x04\x01..[\x01-\xff]...[\x20-\x7e]*\0")),  # version 4
     ("Cassandra", re.compile(rb"(?s)[\x03-\x05]\0..[\x01\x05]\0\0")),  # STARTUP or OPTIONS
     ("MongoDB", re.compile(rb"(?s)...\0....\0\0\0\0[\xd4\xdd]\x07\0\0")),
     ("Pulsar", re.compile(rb"(?s)\0\0..\0\0..\x08\x02\x12")),
+    (HTTP_CONNECT, re.compile(rb"CONN")),
+    ("SMB", re.compile(rb"(?s)\0...[\xfd-\xff]SMB")),
+    ("Oracle", re.compile(rb"(?s)..\0\0\x01\0\0\0\x01[\x20-\x5f]")),  # a TNS CONNECT of version 288 to 351
+    ("SQL Server", re.compile(rb"(?s)\x12\x01..\0\0[\0\x01]\0")),  # a PRELOGIN of TDS
+    ("MySQL", re.compile(rb"(?s)..\0\x01.{9}\0{19}")),  # HandshakeResponse41 or SSLRequest
+    ("LDAP", re.compile(rb"(?s)\x30(?:[\x05-\x7f]|\x84\0...)\x02\x01.[\x60\x63\x77]")),  # bind, search, StartTLS
 )
 _UNKNOWN = "an unknown protocol"
 # https://zookeeper.apache.org/doc/current/zookeeperAdmin.html#sc_4lw
@@ -123,7 +130,7 @@ def _other(head: bytes | bytearray) -> str | None:
         return TLS
     kind, _ = frames.sniff(bytes(head[:8]))
     if kind == "http":
-        return HTTP
+        return NOT_KAFKA if _named(head) == HTTP_CONNECT else HTTP
     if bytes(head[:4]) in _FOUR_LETTERS or _is_zookeeper_connect(head):
         return ZOOKEEPER
     return None

@@ -890,7 +890,7 @@ def test_a_stream_is_named_from_client_to_broker_whichever_is_captured_first(tmp
 def test_unrecognisable_bytes_are_undecided_or_not_kafka(tmp_path):
     assert Wire().shake().send(0, b"\0\0").seen(tmp_path).kinds()["undecided"] == 1
     assert Wire().shake().send(0, b"\xffSMBr").seen(tmp_path).kinds()["other_protocol"] == 1
-    assert Wire().shake().send(0, b"\0\0\0\x40\xfeSMB" + bytes(60)).seen(tmp_path).kinds()["not_kafka"] == 1
+    assert Wire().shake().send(0, b"\0\0\0\x40\xfeSMX" + bytes(60)).seen(tmp_path).kinds()["not_kafka"] == 1
     assert Wire().shake().send(0, b"GET / HTTP/1.1\r\n").seen(tmp_path).kinds()["http"] == 1
     assert Wire().shake().send(0, b"ruok").seen(tmp_path).kinds()["zookeeper"] == 1
     assert Wire().shake().seen(tmp_path).kinds()["no_data"] == 1
@@ -913,6 +913,13 @@ def test_unrecognisable_bytes_are_undecided_or_not_kafka(tmp_path):
         ("MongoDB", b"\x38\0\0\0\1\0\0\0\0\0\0\0\xdd\7\0\0" + bytes(40)),
         ("Pulsar", b"\0\0\0\x14\0\0\0\x10\x08\2\x12\x0c\x0a\x053.2.1\x20\x14\0\0"),
         ("Redis", b"*1\r\n$4\r\nPING\r\n"),
+        ("HTTP CONNECT", b"CONNECT kafka-1:9092 HTTP/1.1\r\nHost: kafka-1:9092\r\n\r\n"),
+        ("SMB", b"\0\0\0\xa4\xfeSMB\x40\0" + bytes(160)),
+        ("SMB", b"\0\0\0\x45\xffSMB\x72\0" + bytes(63)),
+        ("Oracle", b"\0\xc4\0\0\1\0\0\0\1\x36\1\x2c" + bytes(184)),
+        ("SQL Server", b"\x12\1\0\x2f\0\0\1\0\0\0\x1a\0\6" + bytes(34)),
+        ("MySQL", b"\x20\0\0\1\x8d\xaa\xff\x19\0\0\0\1\xff" + bytes(23)),
+        ("LDAP", b"\x30\x0c\2\1\1\x60\7\2\1\3\4\0\x80\0"),
     ],
 )
 def test_other_protocols_on_a_brokers_port_are_named_and_no_port_is_advised(tmp_path, name, opening, ports):
@@ -921,6 +928,7 @@ def test_other_protocols_on_a_brokers_port_are_named_and_no_port_is_advised(tmp_
     (row,) = (row for row in seen.quality if row.kind == "other_protocol")
     assert row.sentence.endswith(f"({name} at 10.0.0.2:9092 ×1)")
     assert "are of other protocols" in verdict(seen.quality)
+    assert ("tunnel's server" in verdict(seen.quality)) == (name in content.TUNNELS)
     assert "--port" not in verdict(seen.quality)
 
 
