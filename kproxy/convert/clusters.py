@@ -1,7 +1,8 @@
 """The clusters of captures' connections, from responses in the captures to the files of tables: `capture.clusters`.
 
-Duty: reads the responses that name brokers and the cluster id, and writes the clusters into the tables. Memory:
-MAX_ADDRESSES responses; a number and a name for each connection. Does not read captures.
+Duty: reads the responses that name brokers and the cluster id, and the requests to controllers of KRaft that have the
+cluster id; writes the clusters into the tables. Memory: MAX_ADDRESSES responses; a number and a name for each
+connection. Does not read captures.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,17 +17,27 @@ from kproxy.capture.clusters import BROKER, CONNECTED, MAX_ADDRESSES, Address, C
 from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
-from kproxy.protocol.apis import DESCRIBE_CLUSTER, METADATA
+from kproxy.protocol.apis import (
+    BEGIN_QUORUM_EPOCH,
+    BROKER_REGISTRATION,
+    DESCRIBE_CLUSTER,
+    END_QUORUM_EPOCH,
+    METADATA,
+    VOTE,
+)
 from kproxy.tables import writer
 from kproxy.tables.arrays import listed
 from kproxy.tables.names import address_of
 from kproxy.tables.schema import I64, TEXT, Table
 
-_READ = ["source", "connection", "api_key", "api_version", "broker_address", "broker_port", "response"]
+_READ = ["source", "connection", "api_key", "api_version", "broker_address", "broker_port", "request", "response"]
+_RESPONSES = (METADATA, DESCRIBE_CLUSTER)
+# Requests to controllers with a cluster id, which these compare with their own (INCONSISTENT_CLUSTER_ID).
+_REQUESTS = (VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, BROKER_REGISTRATION)
 
 
 class Answer(NamedTuple):
-    """A response that names brokers: its broker's address, node ids by address, cluster id, connection."""
+    """An exchange that names brokers or the cluster: broker's address, node ids by address, cluster id, connection."""
 
     at: Address
     brokers: dict[Address, int]
@@ -49,9 +60,13 @@ def answers(parts: Iterable[pa.Table]) -> Iterator[Answer]:
     ] = {}  # cluster id by hash: most responses repeat an earlier one
     yielded: set[tuple[str, int, str | None]] = set()
     for part in parts:
-        said_so = pc.is_in(part["api_key"], value_set=listed(part["api_key"].type, [METADATA, DESCRIBE_CLUSTER]))
-        for row in part.select(_READ).filter(said_so).to_pylist():
+        keys = listed(part["api_key"].type, [*_RESPONSES, *_REQUESTS])
+        for row in part.select(_READ).filter(pc.is_in(part["api_key"], value_set=keys)).to_pylist():
             at = row["source"], row["broker_address"], row["broker_port"]
+            if row["api_key"] in _REQUESTS:
+                if accepted := _accepted(row):
+                    yield Answer(at, {}, accepted, row["connection"])
+                continue
             alike_as = (*at, hash((row["response"] or b"")[8:]))  # after the size and the correlation id
             brokers: dict[Address, int] = {}
             if alike_as in decoded:
@@ -67,6 +82,18 @@ def answers(parts: Iterable[pa.Table]) -> Iterator[Answer]:
                 if len(yielded) < MAX_ADDRESSES:
                     yielded.add(of_connection)
                 yield Answer(at, brokers, cluster_id, row["connection"])
+
+
+def _accepted(row: Mapping[str, Any]) -> str | None:
+    """Return the cluster id of a request that a controller answered without an error; None: there is none."""
+    if row["response"] is None:
+        return None
+    try:
+        _, asked = codec.decode_request(memoryview(row["request"])[4:])
+        _, answered = codec.decode_response(memoryview(row["response"])[4:], row["api_key"], row["api_version"])
+    except ProtocolError:
+        return None
+    return None if answered["errorCode"] else asked["clusterId"]
 
 
 def _answer(row: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | None:

@@ -2,6 +2,7 @@
 taken for several."""
 
 import socket
+from uuid import UUID
 
 import pyarrow.parquet as pq
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from kproxy.convert import job
 from kproxy.convert.processes import convert
 from kproxy.protocol import codec
-from kproxy.protocol.apis import METADATA
+from kproxy.protocol.apis import BROKER_REGISTRATION, INCONSISTENT_CLUSTER_ID, METADATA, VOTE
 from tests.capture import packet
 from tests.capture.connections.test_flows import Wire, answer, request
 
@@ -44,6 +45,23 @@ class Talk(Wire):
     def metadata(self, number, *arguments, **more):
         asked, answered = metadata(number, *arguments, client_id=self.client_id, **more)
         self.send(0, asked).send(1, answered)
+        return self
+
+    def vote(self, number, cluster_id, error=0):
+        return self.exchange(number, VOTE, {"clusterId": cluster_id, "topics": []}, {"errorCode": error, "topics": []})
+
+    def registration(self, number, cluster_id):
+        asked = {"brokerId": 1, "clusterId": cluster_id, "incarnationId": UUID(int=7), "rack": None}
+        answered = {"throttleTimeMs": 0, "errorCode": 0, "brokerEpoch": 5}
+        return self.exchange(number, BROKER_REGISTRATION, asked | {"listeners": [], "features": []}, answered)
+
+    def exchange(self, number, key, asked, answered):
+        """A request of version 0 and its response."""
+        ids = {"correlationId": number}
+        header = {"requestApiKey": key, "requestApiVersion": 0, "clientId": self.client_id}
+        frames = codec.encode_request(header | ids, asked), codec.encode_response(key, 0, ids, answered)
+        for side, frame in enumerate(frames):
+            self.send(side, len(frame).to_bytes(4) + frame)
         return self
 
     def versions(self, number):
@@ -161,6 +179,20 @@ def test_brokers_that_no_response_names_are_counted(tmp_path, brokers):
 def test_brokers_that_advertise_host_names_are_assigned_by_their_clients(tmp_path):
     labels = {1: "east", 2: "west", 3: "east", 4: "west", 5: "east", 6: "west", 7: "default"}
     assert converted(tmp_path, {"both": by_clients()})[0]["both"] == labels
+
+
+def test_controllers_of_kraft_have_the_cluster_of_the_requests_that_they_accept(tmp_path):
+    """Metadata names brokers alone, on other ports or hosts than those of controllers."""
+    talks = [
+        Talk(1, "10.0.1.1").versions(0).metadata(1, EAST, "east"),
+        Talk(2, "10.0.2.1").versions(0).metadata(1, WEST, "west"),
+        Talk(3, "10.0.3.1", "raft-client-1").versions(0).vote(1, "east"),
+        Talk(4, "10.0.4.1", "1").versions(0).registration(1, "west"),
+        Talk(5, "10.0.4.1", "alter").versions(0).vote(1, "east", INCONSISTENT_CLUSTER_ID).versions(2),
+        Talk(6, "10.0.5.1", "raft-client-2").versions(0).vote(1, None).vote(2, ""),
+    ]
+    found, _, _ = converted(tmp_path, {"a": talks})
+    assert found["a"] == {1: "east", 2: "west", 3: "east", 4: "west", 5: "west", 6: "default"}
 
 
 @pytest.mark.parametrize("nodes", ((11, 12), (1, 12)))
