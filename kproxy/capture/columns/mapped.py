@@ -197,7 +197,9 @@ class Mapped:
         left = self._length - stop
         if stop >= self._end or not 16 <= left < HEAD:
             return stop >= self._end
-        return bool(16 + self._captured(window.data, stop - window.offset)[0] == left)
+        head = bytearray(16)  # read anew: it may be behind the bytes of the window
+        is_read = self._source.peek_into(memoryview(head), stop) == len(head)
+        return is_read and bool(16 + self._captured(head)[0] == left)
 
     def _until_end(self, window: Window) -> Window:
         """Without records that begin at the end or behind it."""
