@@ -119,6 +119,11 @@ class Job:
         """Return the names of the tables whose rows come from flows."""
         return OF_FLOWS if self.records is None else (*OF_FLOWS, schema.RECORDS.name)
 
+    @property
+    def all_tables(self) -> tuple[str, ...]:
+        """Return the names of all tables, with and without rows."""
+        return *self.tables, schema.QUALITY.name, *(table.name for table in schema.KNOWLEDGE)
+
 
 @dataclass
 class Summary:

@@ -24,7 +24,7 @@ Memory of a task: see `places` and `decode`.
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -136,7 +136,8 @@ def ingest(
                 says("writing the tables")
                 place = target.stage if form == PARQUET else target.url
                 mode = "append" if append or form == PARQUET else "overwrite"
-                written = run.store(place, form, mode)
+                absent = [name for name in catalogue.like.all_tables if not append or not target.has(name)]
+                written = run.store(place, form, mode, absent if form in store.WITH_SCHEMA else ())
                 run.fill(summary, place, form)
                 if run.done:
                     said = _manifest(run, summary, known if append else {}, form)
@@ -417,12 +418,12 @@ class Run:
             decisions.setdefault(number, []).append((dict(decided), set(doubted)))
         return {number: "logs" for number, logs in decisions.items() if clash(logs)}
 
-    def store(self, folder: str, form: str, mode: str) -> list[str]:
-        """Write pieces as tables; return the names of tables with rows."""
+    def store(self, folder: str, form: str, mode: str, empty: Collection[str]) -> list[str]:
+        """Write pieces as tables; return the names of the written tables. empty: tables to write even without rows."""
         every = self.finished()
         if every is None:
             return []
-        return store.store(every, self._sizes, self._learnt(), folder, form, mode)
+        return store.store(every, self._sizes, self._learnt(), folder, form, mode, empty)
 
     def has_rows(self, table: Table) -> bool:
         return any(name == table.name for name, _ in self._sizes)
@@ -468,8 +469,7 @@ class Run:
         if not self.done or self._counted is None:
             return
         like = self.catalogue.like
-        tables = [*like.tables, schema.QUALITY.name, *(table.name for table in schema.KNOWLEDGE)]
-        summary.rows = {name: self._rows.get(name, 0) for name in tables}
+        summary.rows = {name: self._rows.get(name, 0) for name in like.all_tables}
         for row in self._counted.where(F.col("kind") == results.COUNTED).select("data").collect():
             source, counts = json.loads(row["data"])
             name = source if source is not None else f"{self.done:,} captures"

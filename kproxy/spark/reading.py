@@ -51,7 +51,7 @@ class Reading(Mapping[str, "DataFrame"]):
 
     def __iter__(self) -> Iterator[str]:
         like = self._run.catalogue.like
-        yield from (*like.tables, schema.QUALITY.name, *(table.name for table in schema.KNOWLEDGE))
+        yield from like.all_tables
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

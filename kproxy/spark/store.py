@@ -8,7 +8,7 @@ committer of the session. Spark's own writers write other formats, in one job pe
 Memory of a task: writer.FAN_IN steps of rows, and a row group of a file.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARQUET = "parquet"  # the files of all tables are published together; other formats commit each table
+WITH_SCHEMA = (PARQUET, "delta")  # formats with the columns of a table without rows
 FILE_BYTES = 128 << 20  # size of a file's pieces; the Parquet file has about the same size
 TABLES_AT_ONCE = 4  # number of tables written at the same time
 NONE = "none"  # the date and the hour of a table without times
@@ -84,14 +85,25 @@ def store(
     folder: str,
     form: str,
     mode: str,
+    empty: Collection[str],
 ) -> list[str]:
-    """Write the tables of pieces into a folder (see `place_of`); return the names of tables with rows.
+    """Write the tables of pieces into a folder (see `place_of`); return the names of the written tables.
 
-    sizes: bytes by kind and hour; mode: Spark's save mode, append or overwrite.
+    sizes: bytes by kind and hour; mode: Spark's save mode, append or overwrite. empty: tables to create if they have no
+    rows: an empty table has one empty file, in the folders of the first hour.
     """
+    first_hour = min((hour for _, hour in sizes if hour != NO_HOUR), default=0)
+    without_rows = [name for name in empty if not hours_of(schema.BY_NAME[name], sizes)]
+    sizes = {**sizes, **{(name, first_hour): 0 for name in without_rows}}
     tables = [(table, hours) for table in schema.BY_NAME.values() if (hours := hours_of(table, sizes))]
     if form == PARQUET:
-        files = _files(pieces, sizes, learnt).write.mode(mode).format("text")
+        created = frame(
+            pieces.sparkSession,
+            [(name, first_hour, b"") for name in without_rows],
+            "kind string, hour bigint, data binary",
+        )
+        every = pieces.select("kind", "hour", "data").unionByName(created)
+        files = _files(every, sizes, learnt).write.mode(mode).format("text")
         for name, value in {"lineSep": writer.MAGIC.decode(), "compression": "none", "maxRecordsPerFile": "0"}.items():
             files = files.option(name, value)
         files.partitionBy("table", "date", "hour").save(folder)

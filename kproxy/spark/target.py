@@ -113,6 +113,10 @@ class Target:
             )
         return known
 
+    def has(self, table: str) -> bool:
+        """Return whether a table has files."""
+        return bool(self._files.found(table))
+
     def captures(self) -> Iterator[str]:
         """Yield the lines that the tables store about their captures, one per capture (see `Catalogue.lines`)."""
         for path in self._files.found(CAPTURES):

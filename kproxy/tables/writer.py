@@ -306,7 +306,7 @@ def store(table: Table, parts: Iterable[pa.Table], path: Path | pa.NativeFile, *
 
 
 def packed(table: Table, parts: Iterable[pa.Table]) -> Iterator[bytes]:
-    """Yield the bytes of one Parquet file in pieces; the caller writes MAGIC after each piece. No rows: no pieces.
+    """Yield the bytes of one Parquet file in pieces; the caller writes MAGIC after each piece.
 
     MAGIC ends a Parquet file. Any bytes may stand between row groups, since readers find row groups by their offsets;
     writers for HDFS pad blocks there.
@@ -317,10 +317,8 @@ def packed(table: Table, parts: Iterable[pa.Table]) -> Iterator[bytes]:
             sink.write_table(group, row_group_size=ROW_GROUP)
             file.write(MAGIC)
             yield _piece(pieces)
-        is_empty = not file.tell() > len(MAGIC)
         sink.close()
-        if not is_empty:
-            yield _piece(pieces)
+        yield _piece(pieces)
 
 
 def _piece(pieces: BytesIO) -> bytes:

@@ -177,7 +177,7 @@ def test_a_catalogue_has_the_tables_before_there_are_data(spark, tmp_path, inges
             spark.sql(text.replace(f"table {name}", f"table {database}.{name}", 1))
             assert spark.table(f"{database}.{name}").count() == 0
             folder = ingested / name
-            if not folder.exists():
+            if name == schema.RECORDS.name:  # only with --records
                 continue
             spark.sql(text.replace(f"table {name}", f"table {database}.there_{name}", 1) + f" location '{folder}'")
             if "partitioned by" in text:

@@ -191,6 +191,8 @@ def test_append_adds_each_capture_once(spark, tmp_path):
     second = pipeline.ingest(spark, [folder], out, append=True)
     assert (second.quality, len(second.failed)) == ({}, 2)
     before = files(out)
+    assert {path.split("/")[0] for path in before if path.endswith(".parquet")} == schema.BY_NAME.keys() - {"records"}
+    assert sum(path.startswith("registry/") for path in before) == 1  # an empty table gets its file once
     third = pipeline.ingest(spark, [folder / "a.pcap", folder / later.name], out, append=True)
     assert (third.quality, third.failed, files(out)) == ({}, [], before)
     for name in ("empty.pcap", "none.pcap"):

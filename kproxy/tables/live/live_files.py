@@ -23,6 +23,7 @@ from kproxy.tables.schema import Table
 
 ROLL_ROWS = 128 * 1024  # of any table
 ROLL_S = 60.0
+EMPTY = "empty.parquet"  # without rows, so that engines read a table before its first row; retention keeps it
 
 _DROPPED = "events that are in no table: the recorder fell behind, or the disk failed"
 _FAULT = "bytes of a Kafka connection that are not what the protocol says"
@@ -100,8 +101,13 @@ class Files:
     def claim(self) -> None:
         if self._worker is None:  # the parent locks it for all workers
             self._claim = claim(self._dataset.folder, beside=self._beside)
-        self._dataset.begin_beside(self._work_name)  # removes files of a killed run
-        self._dataset.publish({}, self._manifest())
+        work = self._dataset.begin_beside(self._work_name)  # removes files of a killed run
+        files = {}
+        for name, table in schema.BY_NAME.items():
+            if name != schema.RECORDS.name and not (self._dataset.folder / name).exists():
+                files[f"{name}/{EMPTY}"] = work / f"{name}.parquet"
+                writer.write(table, [], files[f"{name}/{EMPTY}"])
+        self._dataset.publish(files, self._manifest())
 
     def release(self) -> None:
         if self._claim is not None:

@@ -43,7 +43,7 @@ def test_rows_become_files_next_to_those_of_the_recorder(tmp_path, monkeypatch):
     beside.close()
     found = read(tmp_path, "group_events")
     assert [(row["source"], row["connection"]) for row in found] == [("live:a", 3)] * 3
-    assert len(list((tmp_path / "group_events").iterdir())) == 2
+    assert len(list((tmp_path / "group_events").glob("*-knowledge-*.parquet"))) == 2
     assert not list(tmp_path.glob(".unfinished*"))
     manifest = json.loads((tmp_path / "_kproxy.json").read_text())
     assert manifest["sources"] == {"live:a": []} and manifest["schema_version"] == schema.VERSION

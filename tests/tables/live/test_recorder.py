@@ -25,7 +25,7 @@ from kproxy.tables.live import defects, live_files, portions, recorder
 from kproxy.tables.live.recorder import Recorder
 from kproxy.tables.names import Names
 from kproxy.tables.partitions import BatchColumns, PartitionColumns
-from kproxy.tables.schema import EXCHANGES, TABLES
+from kproxy.tables.schema import BY_NAME, EXCHANGES, RECORDS, TABLES
 from kproxy.wire import bodies
 from kproxy.wire.connection import ConnectionInfo
 from kproxy.wire.events import ANSWERED, BROKER, Closed, Desync, Exchange, Unanswered
@@ -68,6 +68,9 @@ class Rows:
             yield in_order(self._names.fill(pa.Table.from_batches([columns.batch()])))
 
 
+WITHOUT_RECORDS = BY_NAME.keys() - {RECORDS.name}
+
+
 def in_order(table):
     names = ("connection", "number", "direction", "topic", "partition", "base_offset")
     return table.sort_by([(name, "ascending") for name in names if name in table.schema.names])
@@ -82,7 +85,9 @@ def exchange(number, client_id="me"):
 
 
 def parts(folder, name="exchanges"):
-    return [pq.read_table(path) for path in sorted((folder / name).glob("*.parquet"))]
+    """The files of a table that have rows."""
+    files = sorted((folder / name).glob("*.parquet"))
+    return [pq.read_table(path) for path in files if path.name != live_files.EMPTY]
 
 
 def numbers(folder):
@@ -201,7 +206,10 @@ def test_files_are_rolled_and_a_restart_adds_to_them(tmp_path, monkeypatch):
     for file in files:
         assert file["time"].to_pylist() == sorted(file["time"].to_pylist())
         assert file.schema.equals(EXCHANGES.schema)
-    assert {path.name for path in tmp_path.iterdir()} == {"exchanges", MANIFEST}
+    assert {path.name for path in tmp_path.iterdir()} == {*WITHOUT_RECORDS, MANIFEST}
+    for name in WITHOUT_RECORDS:
+        empty = pq.read_table(tmp_path / name / live_files.EMPTY)
+        assert (empty.num_rows, empty.schema) == (0, BY_NAME[name].schema)
 
 
 def test_a_file_appears_in_time_without_more_traffic(recording, monkeypatch):
@@ -256,7 +264,8 @@ def test_a_failing_disk_loses_rows_and_nothing_else(recording, monkeypatch, capl
     monkeypatch.setattr(live_files, "ROLL_S", 0.05)
     recording.start()
     obstacle = recording.folder / "exchanges"
-    obstacle.touch()  # a file where the folder would be made
+    obstacle.rename(recording.folder / "away")
+    obstacle.touch()  # a file in place of the folder
     take = recording.connected(INFO)
     take([exchange(1), exchange(2)])
     deadline = time.monotonic() + 30
@@ -368,11 +377,11 @@ def test_a_killed_process_leaves_complete_files_and_the_next_one_continues(tmp_p
         finally:
             process.send_signal(signal.SIGKILL)
             process.communicate()
-        files = [path for name in TABLES for path in (folder / name).rglob("*")]
+        files = [path for name in TABLES for path in (folder / name).rglob("*") if path.name != live_files.EMPTY]
         assert all(path.suffix == ".parquet" and pq.read_table(path).num_rows for path in files)
         assert len(files) > before
         before = len(files)
     after = Recorder(folder, {})
     after.start()
     after.close()
-    assert {path.name for path in folder.iterdir()} == {"exchanges", MANIFEST}
+    assert {path.name for path in folder.iterdir()} == {*WITHOUT_RECORDS, MANIFEST}

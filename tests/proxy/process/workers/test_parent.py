@@ -1161,7 +1161,7 @@ def test_workers_record_into_one_folder(tmp_path):
             assert await here.process.wait() == 0
             exchanges = pyarrow.parquet.read_table(tmp_path / "tables" / "exchanges")
             assert exchanges.num_rows == 4
-            assert len(list((tmp_path / "tables" / "exchanges").iterdir())) == 2
+            assert len(list((tmp_path / "tables" / "exchanges").glob("*-worker-*.parquet"))) == 2
             assert not list((tmp_path / "tables").glob(".unfinished*"))
 
     live(test(), PATIENCE_S)
