@@ -154,7 +154,12 @@ def verdict(quality: Quality, key_log: str | None = None) -> str:
             )
         if quality.count("truncated") and quality.count("undecided") and not quality.count("not_kafka"):
             return "No Kafka in it that can be read: its packets were cut by the snap length. Capture again with -s 0."
-        if quality.count("not_kafka") or quality.count("undecided"):
+        if quality.count("undecided") and not quality.count("not_kafka"):
+            return (
+                "No Kafka in it that can be recognised. If there should be, name the brokers' ports with --port; if "
+                "that finds none, the capture has no whole request: capture for longer, or before clients connect."
+            )
+        if quality.count("not_kafka"):
             return "No Kafka in it. If there should be, name the brokers' ports with --port."
         if quality.count("truncated"):
             where = "after" if quality.count("no_data") else "within"
