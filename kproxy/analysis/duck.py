@@ -244,7 +244,7 @@ class Tables(Mapping[str, Frame]):
                 "autoinstall_known_extensions": "false",
                 "autoload_known_extensions": "false",
                 # Questions have the smaller side on the right of a join. DuckDB would swap the sides by its estimates:
-                # it would search all rows of partitions for brokers' own exchanges, of which there are mostly none.
+                # it would search all rows of partitions for brokers' own exchanges, though there are few or none.
                 # If the right side of a left join has no rows, DuckDB 2.0.1 wrongly infers from statistics that its
                 # columns have no nulls and that a HAVING over them is false: groups are missing from the answer.
                 "disabled_optimizers": "build_side_probe_side, statistics_propagation",

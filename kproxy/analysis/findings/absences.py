@@ -1,8 +1,8 @@
-"""Findings about brokers that were not there when the capture began: they stopped before, and so fall silent nowhere.
+"""Findings about brokers that stopped before the capture began, so that the capture has no moment of their failure.
 
-What remains of such a broker is its address or its id. Clients connect to it in vain from the beginning, and Metadata
-no longer names it a while later; or Metadata never names it, though partitions have replicas on it. Connects that fail
-alone do not prove that: an address that clients cannot reach belongs to a broker that is there. Refuses to know
+The capture shows only the address or the id of such a broker. Clients fail to connect to it from the beginning, and
+Metadata names it no longer a while later; or Metadata never names it, though partitions have replicas on it. Failed
+connects alone do not prove an absence: clients may be unable to reach a broker that runs. Refuses to know
 engines, and how findings look.
 """
 
@@ -27,7 +27,7 @@ class Absent(NamedTuple):
     broker_id: int
     broker: str | None  # its address
     absent_ns: int
-    away_ns: int  # up to the last connect in vain, or Metadata without it
+    away_ns: int  # until the last failed connect, or the last Metadata without it
     is_back: bool  # else up to the end
     connects: int  # that failed meanwhile
     partitions: int  # whose ISR lacked it
@@ -55,7 +55,7 @@ def absent(tables: Tables, limits: Limits) -> Frame:
             select cluster, broker_id, min(case when change = 'appeared' then time_ns end) as named_ns,
                 min(case when change = 'gone' then time_ns end) as gone_ns
             from topology where kind = 'broker' and broker_id is not null group by cluster, broker_id""",
-        # The first report of each partition: later ones tell of a broker that fell behind.
+        # The first report of each partition: a later one may be about a broker that fell behind.
         firsts="""
             select cluster, topic, `partition`, replicas, isr, time_ns from (
                 select *, row_number() over (partition by cluster, topic, `partition` order by time_ns) as nth
@@ -92,7 +92,7 @@ def absent(tables: Tables, limits: Limits) -> Frame:
             select s.cluster, s.broker_id, count(*) as connects, max(c.start_ns) as vain_ns
             from spans s join connections c on {same.format("s", "c")} and c.start_ns <= s.until_ns and {FAILED_CONNECT}
             group by s.cluster, s.broker_id""",
-        # From the first Metadata without it to the first that names it again, each lacks it.
+        # Each Metadata lacks the broker between the first one without it and the first one that names it again.
         unlisted=f"""
             select s.cluster, s.broker_id, max(e.response_start_ns) as vain_ns from spans s join exchanges e
                 on s.cluster is not distinct from e.cluster and e.api = 'Metadata' and e.outcome = 'answered'
@@ -123,7 +123,7 @@ def judge_absent(row: Absent, limits: Limits) -> Iterator[Finding]:
     is_doubtful = row.absent_ns - row.away_ns > DOUBT_NS
     yield found(
         "broker_absent",
-        severity(limits),  # what stood still without it are findings of their own
+        severity(limits),  # the consequences of the absence are separate findings
         (row.away_ns if is_doubtful else row.absent_ns) / 60e9,
         row.cluster,
         f"broker {row.broker_id}" if row.broker is None else broker_name(row.broker, row.broker_id),

@@ -59,7 +59,7 @@ def hot(tables: Tables, limits: Limits) -> Frame:
 
 
 def judge_hot(row: Hot, limits: Limits) -> Iterator[Finding]:
-    # With two or three partitions, all bytes in one are three times an even share at most: require nearly all of them.
+    # One of two or three partitions has at most three times an even share: require nearly all bytes.
     is_hot = row.times_even >= limits.hot_partition_times or (row.partitions <= 3 and row.share >= 0.9)
     if not is_hot:
         return
@@ -101,7 +101,7 @@ class Broker(NamedTuple):
     last_us: int
     slow: int  # Produce requests that took longer than the limit for a slow broker
     moments: str | None = None  # of the slow ones
-    shared: int = 0  # of these: in seconds in which another broker's were as slow
+    shared: int = 0  # slow ones in seconds in which requests at another broker were as slow
 
 
 def brokers(tables: Tables, limits: Limits) -> Frame:
@@ -185,7 +185,7 @@ def judge_broker(row: Broker, limits: Limits) -> Iterator[Finding]:
     is_slower = others is not None and row.p99_ns >= max(floor, limits.slow_broker_times * others)
     is_very_slow = row.p99_ns >= limits.very_slow_produce_ms * MS
     if is_slower or (is_very_slow and row.rank == 1):
-        # What another broker's writes wait for as long, at the same time, is no single broker's: a pause, for example.
+        # If writes at another broker wait as long at the same time, the cause is not one broker: a pause, for example.
         is_of_all = (not is_slower or 2 * row.shared > row.slow) and others is not None
         slow = {
             "p99_ns": row.p99_ns,

@@ -21,7 +21,7 @@ NS = 1_000_000_000
 # as a percentile.
 OVERLAPS, BEGINS, FOLLOWS, EVER = "overlaps", "begins", "follows", "ever"
 DURING, WITHIN, MOSTLY = "during", "within", "mostly"
-_STEP_NS = NS  # the step in which failures are counted, or longer
+_STEP_NS = NS  # failures are counted in steps of at least this time
 _BEFORE_NS = 5 * NS  # a standstill begins at the last successful answer: one heartbeat (3 s) earlier
 _AFTER_NS = {
     OVERLAPS: 10 * NS,
@@ -79,7 +79,7 @@ EDGES: tuple[Edge, ...] = (
     *_edges(DOWN, ("resent_not_idempotent", "doubtful_records"), (), DURING),  # one failed request is no finding
     *_edges(DOWN, ("coordinator_lost", "controller_changes", "offline_partitions", "fenced"), (), BEGINS),
     *_edges(DOWN, ("straggler", "members_gone"), (), BEGINS),  # members that joined anew, under new ids
-    # A broker that stopped before the capture: elections and timeouts are over soon, what lacks it lacks it for long.
+    # A broker that stopped before the capture: elections and timeouts end soon, missing replicas stay missing.
     *_edges(_ABSENT, ("coordinator_lost", "under_replicated", "offline_partitions"), ("broker",), OVERLAPS),
     *_edges(_ABSENT, ("reconnect_storm", "unanswered", "client_timeouts"), ("broker",), OVERLAPS),
     *_edges(_ABSENT, ("connects_failed", "tls_failed"), ("machine",), OVERLAPS),
@@ -104,7 +104,7 @@ EDGES: tuple[Edge, ...] = (
         ("client",),
         OVERLAPS,
     ),
-    # Producers give up on what is refused, or retried for too long.
+    # Producers give up records that brokers refuse, and records that they have retried for too long.
     *_edges(DOWN, ("records_given_up",), ("broker",), OVERLAPS),
     *_edges(DOWN, ("records_given_up",), (), DURING),
     *_edges(
@@ -122,7 +122,7 @@ EDGES: tuple[Edge, ...] = (
     *_edges(("coordinator_lost",), ("session_expired",), ("group_id",), BEGINS),
     *_edges(DOWN, ("session_expired",), (), BEGINS),  # its heartbeats wait
     *_edges(("session_expired",), ("growing_lag",), ("group_id",), MOSTLY),
-    # Consumers. A group that cannot commit, or whose members join anew, lags by what is written meanwhile.
+    # Consumers. A group that cannot commit, or whose members join anew, lags by the records written meanwhile.
     *_edges(("coordinator_lost", "rebalance_storm"), ("growing_lag",), ("group_id",), MOSTLY),
     *_edges(("stopped_fetching",), ("growing_lag",), ("group_id",), OVERLAPS),
     *_edges(("stopped_fetching",), ("growing_lag",), ("client",), OVERLAPS),

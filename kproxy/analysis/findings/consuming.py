@@ -34,7 +34,7 @@ class Fetched(NamedTuple):
     fetches: int
     empty: int
     hasty: int  # empty ones that were answered before half of their max_wait_ms
-    size: int | None  # bytes of those that brought records
+    size: int | None  # bytes of responses with records
     records: int | None
     max_wait_ms: int | None
     active_s: float | None
@@ -164,9 +164,9 @@ class StoppedFetching(NamedTuple):
 def stopped_fetching(tables: Tables, limits: Limits) -> Frame:
     """Rows of StoppedFetching, the longest silence first.
 
-    Members with a SyncGroup after their last Fetch are left out, as their partitions may have moved. So are client ids
-    that several groups have on one host, as their fetches cannot be attributed, and members that still commit further
-    offsets: they process records that they fetched before.
+    Three kinds of members are left out. A SyncGroup after the last Fetch may have moved the partitions. A client id
+    that several groups use on one host does not show whose fetches stopped. A member that commits further offsets
+    processes records that it fetched before.
     """
     client = GROUPS["client"]
     return ask(
@@ -247,9 +247,9 @@ class Lagging(NamedTuple):
     """Lag of a client or a group in a topic, all of its partitions together.
 
     first_records is the lag of the compared_partitions at one moment, and compared_records is their last one, active_us
-    later. Of a group the moment is `compared_us` of `group_lag_while_active`; of a client it is when it began to fetch
-    those partitions, without pauses between captures. last_lag_ns: by client the age of the newest record that it got,
-    by group the maximum age of the first record that it has not committed. If the lag of some partitions is unknown,
+    later. The moment is `compared_us` of `group_lag_while_active` for a group, and the first fetch of those partitions
+    for a client, without pauses between captures. last_lag_ns is the age of the newest fetched record for a client, and
+    the maximum age of the first uncommitted record for a group. If the lag of some partitions is unknown,
     records are a lower bound for that reason. silent_us: a group's time without a request until the end, if nobody left
     it and it was longer than a restart; None: the lag is that at its last request. left_us: when its last member left,
     if it did, and end_records: the lag at the end of the tables.
@@ -279,10 +279,10 @@ class Lagging(NamedTuple):
 
 
 def lagging(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Lagging, those that fell behind most first; without fetches of unknown lag.
+    """Rows of Lagging, the largest increase of lag first; without fetches of unknown lag.
 
-    Partitions that a client began to fetch at different times are not compared with each other: those of one moment
-    are, the ones with most of the lag. Partitions that it no longer fetches are another's.
+    A client may begin to fetch partitions at different times. Only partitions that it began to fetch at the same time
+    are compared: those with most of the lag. Partitions that it fetches no longer belong to another client.
     """
     whose = ("cluster", "client", "topic")
     own = ", ".join(whose)
@@ -347,7 +347,7 @@ def lagging(tables: Tables, limits: Limits) -> Frame:
 def lagging_groups(tables: Tables, limits: Limits) -> Frame:
     """Rows of Lagging by group: records between its committed offset and the end of the log, the largest lag first.
 
-    At the group's last request: the lag of consumers that stopped says nothing about them.
+    The lag is that at the group's last request: later lag is not evidence about consumers that have stopped.
     """
     return ask(
         {"lags": tables[GROUP_LAGS], "exchanges": tables["exchanges"]},

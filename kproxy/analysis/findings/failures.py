@@ -21,8 +21,8 @@ from kproxy.analysis.questions.pieces import (
     of_clients,
 )
 
-# Errors by the kind of finding that they are. Left out: those by which groups, leaders' elections of others, and
-# clients' discovery of versions work every day (REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED, UNSUPPORTED_VERSION).
+# Errors by kind of finding. Left out: errors of normal operation, in rebalances, elections and the discovery of
+# versions (REBALANCE_IN_PROGRESS, MEMBER_ID_REQUIRED, UNSUPPORTED_VERSION).
 REFUSED = {
     "refused_authorization": (
         *("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"),
@@ -138,13 +138,13 @@ class Unanswered(NamedTuple):
     client: str | None
     broker: str
     broker_id: int | None
-    failed: int  # the connection ended first, or the capture
-    gave_up: int  # of these: after the client had waited
-    by_broker: int  # of these: the broker ended the connection, not the client
-    still_wait: int  # of these: when the capture ended
+    failed: int  # requests whose connection, or the capture, ended before the answer
+    gave_up: int  # failed requests for which the client had waited
+    by_broker: int  # failed requests whose connection the broker ended
+    still_wait: int  # failed requests that waited when the capture ended
     writes: int  # Produce
     longest_ns: int | None
-    waited_ns: int | None  # the sum over the requests that were given up
+    waited_ns: int | None  # sum over `gave_up`
     apis: str
     asked: int  # requests of the client to the broker
     first_us: int

@@ -43,7 +43,7 @@ _SHORT_LIFE_NS = 30_000_000_000  # a tenth of the default max.poll.interval.ms, 
 
 
 class Restless(NamedTuple):
-    """Rebalances of a group; `expected`: those by which its members came, a cooperative one takes two.
+    """Rebalances of a group; `expected`: one for each member, or two with a cooperative assignor.
 
     Only rebalances during traffic of the group, or of its cluster if it has none of its own: its coordinator's log may
     cover all its life.
@@ -64,7 +64,7 @@ class Restless(NamedTuple):
     first_us: int
     last_us: int
     seen_us: int  # duration of its traffic, without pauses between captures
-    returned: int = 0  # members that joined over a connection by which another had left
+    returned: int = 0  # members that joined over a connection over which another member had left
 
 
 def restless(tables: Tables, limits: Limits) -> Frame:
@@ -264,7 +264,7 @@ class Awaited(NamedTuple):
     group_id: str
     rebalances: int
     gone: int  # members
-    waited_ns: int  # from the last join to the end of the rebalance
+    waited_ns: int  # time between the last join and the end of the rebalance
     longest_ns: int
     clients: str | None
     first_us: int
@@ -294,7 +294,7 @@ def awaited(tables: Tables, limits: Limits) -> Frame:
         long=f"""
             select *, lag(joined_ns) over (partition by cluster, group_id order by joined_ns) as before_ns from waits
             where joined_ns - last_join_ns >= {limits.straggler_wait_s * 1e9:.0f}""",
-        # Those that lie apart have other causes.
+        # Waits that are far apart have different causes.
         times=f"""
             select *, sum(case when last_join_ns <= before_ns + {_APART_NS} then 0 else 1 end)
                 over (partition by cluster, group_id order by joined_ns) as time_of from long""",

@@ -1,7 +1,7 @@
 """The kinds of findings: the title of each, its sentence, why it matters, and settings to change.
 
 Duty: the words, as data, and the thresholds and tables of each kind. docs/findings.md is made from this. `says` is one
-line with names of the evidence, which `views` formats: {failed} is the number, {failed:request} the number with its
+line with placeholders for evidence, which `views` fills: {failed} is the number, {failed:request} the number with its
 noun, {failed:was|were} the word for one or for several. Refuses to know how anything is measured.
 """
 
@@ -17,12 +17,12 @@ class Kind(NamedTuple):
     change: str
     settings: tuple[str, ...]
     thresholds: tuple[str, ...]
-    evidence: str  # where it comes from
-    job: str | None = None  # of `kproxy analyze`, which says more
+    evidence: str  # its source
+    job: str | None = None  # the job of `kproxy analyze` with details
     is_live: bool = False  # a running kproxy finds it, too
     says_live: str | None = None  # where its evidence is another one
     says_each: str | None = None  # text for each of several places in one line; without it, one text has their sum
-    says_again: str | None = None  # of several that are one finding: so many `times`
+    says_again: str | None = None  # text for several occurrences in one finding; `times` is their number
 
     @property
     def says_part(self) -> str:
@@ -36,7 +36,7 @@ _OUTCOMES = {
     "doubtful_records": "perhaps in the log twice",
     "reordered_records": "out of order in the log",
 }
-# Evidence of several findings of one kind, taken together: counts add up, of these the largest stands for all.
+# Evidence that is added up if several findings of one kind are taken together.
 SUMMED = frozenset(
     (
         *(
@@ -67,7 +67,7 @@ SUMMED = frozenset(
 )
 LARGEST = frozenset(("longest_ns", "longest_wait_ns", "outage_ns", "worst", "stuck_ns", "paused_ns"))
 CONTROLLED_SHUTDOWN = "A broker away after a controlled shutdown"  # the title of such a `broker_gone`
-NAMED = frozenset(("apis", "errors"))  # names with commas between them: of several findings, all of them
+NAMED = frozenset(("apis", "errors"))  # lists of names, separated by commas; several findings together have all names
 
 
 def outcome(evidence: Mapping[str, Any]) -> str:

@@ -51,7 +51,7 @@ class Api:
 
 @dataclass
 class Taken:
-    """Of one cluster, at one moment."""
+    """Values of one cluster at one moment."""
 
     apis: dict[tuple[str, str], Api] = field(default_factory=dict)  # by broker and API
     open: int = 0
@@ -181,7 +181,7 @@ def _throttled(cluster: str, apis: Apis, limits: Limits, times: Times, connectio
         into.throttle_ns += api.throttle_ns
     for name, api in sums.items():
         if api.throttled:
-            # Not all of them began anew at one moment, perhaps: at least so many answers there were.
+            # The counters may have restarted at different moments: this is the minimum of answers.
             counts = max(api.requests, api.throttled), api.throttled, api.throttle_ns // MS
             open_us = (times[1] - times[0]) * max(connections, 1)
             row = clients.Throttled(cluster, None, name, *counts, None, *times, open_us)
@@ -263,7 +263,7 @@ def _topics(cluster: str, then: Taken, now: Taken, limits: Limits, times: Times)
     active_s = (times[1] - times[0]) / 1e6
     for topic, counts in now.topics.items():
         batches, plain, records, size = map(gained, counts, then.topics.get(topic, (0, 0, 0, 0)))
-        plain = min(plain, batches)  # not all of them began anew at one moment, perhaps
+        plain = min(plain, batches)  # the counters may have restarted at different moments
         if batches <= 0:
             continue
         row = producing.Produced(

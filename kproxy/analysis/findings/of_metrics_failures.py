@@ -37,13 +37,13 @@ _LOST = ("unreachable", "broker_reset", "broker_closed")  # causes of disconnect
 
 @dataclass
 class Failed:
-    """Of one cluster, since kproxy began."""
+    """Failures of one cluster since kproxy began."""
 
     errors: dict[tuple[str, str], int] = field(default_factory=dict)  # by API and kind of finding
-    names: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # of the errors of these
+    names: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # names of errors, by the same
     unanswered: Counts = field(default_factory=dict)  # by API
-    logins: dict[tuple[str, str], int] = field(default_factory=dict)  # of clients at kproxy, by mechanism and outcome
-    handshakes: dict[tuple[str, str], int] = field(default_factory=dict)  # of TLS, by side and result
+    logins: dict[tuple[str, str], int] = field(default_factory=dict)  # clients' logins, by mechanism and outcome
+    handshakes: dict[tuple[str, str], int] = field(default_factory=dict)  # TLS handshakes, by side and result
     lost: dict[tuple[str, str], int] = field(default_factory=dict)  # connections by broker and cause
     offline: int = 0  # partitions, now
     shrunk: int = 0

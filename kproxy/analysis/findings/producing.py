@@ -26,7 +26,7 @@ FULL_BATCH_BYTES = 16384  # batch.size
 class Produced(NamedTuple):
     """Batches of a client to a topic; `active_s`: seconds from first to last, of all connections together.
 
-    In uncompressed message sets (magic 0 and 1) each message is separate: they are not `counted`.
+    `counted` excludes uncompressed message sets (magic 0 and 1), whose messages are separate.
     """
 
     cluster: str | None
@@ -188,10 +188,10 @@ class Resent(NamedTuple):
     client: str | None
     topic: str | None
     failed: int
-    resent: int  # of these: their records were sent again
-    recut: int  # of these: in batches of other boundaries
+    resent: int  # failed batches whose records were sent again
+    recut: int  # resent batches with different boundaries
     doubled_records: int  # in the log twice
-    absent_records: int  # not in the log before they were sent again
+    absent_records: int  # missing in the log when they were sent again
     doubtful: int  # batches that may or may not have been appended
     doubtful_records: int
     reordered: int  # batches, refused ones included, appended behind later batches of their connection

@@ -1,9 +1,9 @@
-"""Findings about times in which no broker of a cluster answered anything, though requests waited at several of them,
-and about short pauses of one broker.
+"""Findings about times in which no broker of a cluster answered, though requests waited at several of them, and about
+short pauses of one broker.
 
-If all brokers are silent, what they share stood still: their host, the network, or the capture. Requests that wait for
-other brokers by their nature prove nothing of their own broker: writes with acks=all and what coordinators write wait
-for a replica, and so does what stands behind them on their connection. Refuses to know engines, and how findings look.
+If all brokers are silent, something that they share stood still: their host, the network, or the capture. Some requests
+wait for other brokers, so they prove nothing about their own broker: writes with acks=all and writes of coordinators
+wait for a replica, and so do later requests on the same connection. Refuses to know engines, and how findings look.
 """
 
 from collections.abc import Iterator
@@ -20,10 +20,10 @@ _STEP_NS = 100_000_000  # answers are counted in steps of this: a silence is bet
 _ACTIVE_NS = 10_000_000_000  # brokers that answered this long before the silence count as silent ones
 _LATE_NS = 500_000_000  # a request has waited this long, a Fetch beyond its max_wait_ms
 FETCHES = ("Fetch", "ShareFetch")
-# Requests that a broker answers at once, by itself: from memory, or after a short read. A broker that starts lets
-# ApiVersions wait.
+# Requests that a broker answers at once and alone, from memory or after a short read. ApiVersions is not one of them:
+# a broker that starts delays it.
 _AT_ONCE = ("Metadata", "FindCoordinator", "ListOffsets", "OffsetForLeaderEpoch", "DescribeCluster")
-TOGETHER_NS = 500_000_000  # a broker that goes on answers what waited within this
+TOGETHER_NS = 500_000_000  # a broker that resumes answers all waiting requests within this time
 # Nothing but the broker delays the answer: no earlier request, quota, lost segment or closed window.
 UNDELAYED = """coalesce(in_flight, 0) = 0 and coalesce(throttle_ms, 0) = 0 and coalesce(muted_ns, 0) = 0
     and coalesce(loss_ns, 0) = 0 and coalesce(closed_window_ns, 0) = 0"""
@@ -35,7 +35,7 @@ class Silence(NamedTuple):
     cluster: str | None
     silent_ns: int
     brokers: int
-    at_brokers: int  # those at which requests waited that wait for nobody else
+    at_brokers: int  # brokers with waiting requests that depend on no other broker
     waiting: int  # these requests
     asked: int  # requests that clients sent meanwhile
     first_us: int
@@ -43,7 +43,7 @@ class Silence(NamedTuple):
 
 
 def silences(tables: Tables, limits: Limits) -> Frame:
-    """Rows of Silence, the longest first: those of at least two brokers, at each of which requests waited."""
+    """Rows of Silence, the longest first: at least two brokers were silent, and requests waited at each."""
     least_ns = f"{limits.all_silent_s * 1e9:.0f}"
     elsewhere = ", ".join(map(literal, REPLICATED))
     fetches = ", ".join(map(literal, FETCHES))
@@ -130,12 +130,12 @@ def kept_waiting(least_ns: str) -> str:
 
 
 class Pause(NamedTuple):
-    """A time in which a broker answered nothing, though several clients waited for answers that it gives at once."""
+    """A time in which a broker answered nothing, though several clients waited for immediate answers."""
 
     cluster: str | None
     broker: str  # its address
     broker_id: int | None
-    paused_ns: int  # from the first of their requests that waited
+    paused_ns: int  # since the first of their waiting requests
     clients: int
     waiting: int  # their requests
     first_us: int

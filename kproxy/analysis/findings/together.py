@@ -139,7 +139,7 @@ def _slow(several: Sequence[Finding]) -> tuple[str, Mapping[str, Any]]:
 _Matter = tuple[Callable[[Finding], Hashable], Callable[[Sequence[Finding]], tuple[str, Mapping[str, Any]]]]
 _BY_TOPIC: _Matter = (lambda one: _value(one, "topic"), _refused)
 _BY_CLIENT: _Matter = (lambda one: _value(one, "client"), _refused)
-# By kind: what its findings of one matter have in common, and how several are told.
+# By kind: the key that findings of one matter share, and the text for several of them.
 _MATTERS: Mapping[str, _Matter] = {
     **dict.fromkeys(("unknown_topic", "not_enough_replicas", "no_leader", "timed_out"), _BY_TOPIC),
     **dict.fromkeys(("refused_authorization", "refused_too_large", "refused_records"), _BY_CLIENT),

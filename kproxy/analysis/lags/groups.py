@@ -205,7 +205,7 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
         "first_steps": f"""
             select {_OWNER}, `partition`, min(step) as step from {_committed_places(where, True)}
             group by {_OWNER}, `partition`""",
-        # Number of partitions with a commit, from each step in which another partition gets its first commit.
+        # Number of partitions with a commit; it changes in the steps with a partition's first commit.
         "committed_counts": f"""
             select *, lead(step) over (partition by {_OWNER} order by step) as next_step from (
                 select {_OWNER}, step, sum(count(*)) over (partition by {_OWNER} order by step)
@@ -223,7 +223,7 @@ def _stepwise(step: str, where: str | None) -> dict[str, str]:
 
 
 def _carried(step: str) -> dict[str, str]:
-    """Step `carried`, after `committed`: repeats each offset in later steps with a reported log end, until removed."""
+    """SQL after `committed`: repeats each offset in later steps with a reported log end, until it is removed."""
     of_group = f"{OF}, group_id"
     nothing = "cast(null as bigint), cast(null as bigint), cast(null as timestamp), cast(null as boolean)"
     return {
@@ -469,7 +469,7 @@ def _moment(eighth: str) -> str:
 
 
 def _committed_places(where: str | None, has_steps: bool) -> str:
-    """All rows of committed offsets, regardless of the condition; by step of time if there are steps."""
+    """All rows of committed offsets, regardless of the condition; for each step of time if there are steps."""
     if where is None:
         return "(select * from committed where committed_offset is not null or is_hidden) p"
     columns = "cluster, of_group as group_id, of_topic as topic, `partition`"

@@ -184,7 +184,7 @@ def _grouped(rows: str, by: Sequence[str], every: str | None, own: dict[str, str
 
 
 _LAST_US = "greatest(unix_micros(`time`), coalesce(cast(floor(response_end_ns / 1e3) as bigint), 0))"
-_CREATED_US = 2_000_000  # longest time for which a client repeats Metadata until its new topic exists
+_CREATED_US = 2_000_000  # maximum time until a new topic exists, in which its client repeats Metadata
 # Metadata responses that lack a new topic: soon after, the client gets a response without errors. Since v13 the
 # response has a top-level error, which is NONE then.
 _NEW_TOPICS = f"""
