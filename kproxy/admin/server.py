@@ -5,11 +5,11 @@ slices between which the relays run; all other answers are small, and computed o
 
 Connections: at most `max_connections`, each with REQUEST_S for the headers of a request, as long again for its body,
 and IDLE_S between two requests. A new connection that takes the last place displaces the one that has been silent for
-longest, from the network with the most connections; a client that is reading its answer goes last. Whoever has sent a
-request is not silent: without TLS, kproxy reads what new connections have sent before it displaces one, except for a
-network with more than FEW. If none is silent, accepting pauses, and every connection closes after its current answer,
-of which the client must take a piece within FULL_S. So neither silent nor busy connections lock out others for longer
-than the current requests take, and a new connection never displaces one that has just completed its handshake.
+longest, from the network with the most connections; a client that is reading its answer goes last. A connection with
+a request is not silent: without TLS, kproxy reads the bytes of new connections before it displaces one, except for a
+network with more than FEW. If none is silent, accepting pauses, and every connection closes after its current answer;
+the client must take a piece of it within FULL_S. Thus silent and busy connections lock out others only for the duration
+of the current requests, and a new connection never displaces one that has just completed its handshake.
 
 Answers: a large answer is written in pieces, so kproxy holds it once, without copies in transports. All of them
 together have MAX_UNTAKEN bytes; beyond that, kproxy closes the client that has taken nothing for longest. A stream ends
@@ -56,9 +56,9 @@ from kproxy.proxy.tls.tls_socket import TlsSocket
 # of a relay during a scrape could cost 5 ms: p99.9 5.1 ms measured with 7,500 samples, 0.6 ms with this value.
 _TURN_S = 0.0002
 
-TAKEN_S = 10.0  # for the client to take a line of a stream; also the time that a trace is kept for a slow reader
+TAKEN_S = 10.0  # time for the client to take a line of a stream, and for which a trace waits for a slow reader
 MAX_CONNECTIONS = 32
-READ_TURNS = 10  # of the loop, from the accept of a connection to the begin of its request, if that is here
+READ_TURNS = 10  # turns of the loop between the accept of a connection and the read of a request that has arrived
 FEW = 4  # connections of one network: as many as a browser, or a scraper and an operator, need
 READ_BYTES = 16 * 1024  # in the kernel; as chunks of one byte, the most expensive case, they take 2 ms to parse
 _PIECE = 64 * 1024  # a larger answer is written in pieces of this size
@@ -243,7 +243,7 @@ class Admin:
             self._make_room(connection)
 
     def _make_room_after_reads(self, connection: Connection, turns: int = READ_TURNS) -> None:
-        """Make room after so many turns of the loop, in which it reads what new connections have sent.
+        """Make room after a number of turns of the loop, which reads the bytes of new connections in them.
 
         Until then no further one is accepted, unless another one ends.
         """
@@ -291,11 +291,11 @@ class Admin:
     def _make_room(self, connection: Connection) -> None:
         """If all places are taken, displace the connection that has been silent for longest.
 
-        Connections that have not begun their handshake go first, then those that stall in it, then those that have had
-        KEPT_S. Among the others one of the network with the most places goes, where that has more than FEW; those that
-        are reading an answer, and the new one, go last. While handshakes are queued, only queued connections are
-        displaced, and none while more are queued than have had their turn. So half of the places have a handshake,
-        whatever the number of addresses, and each keeps its place until as many turns have passed.
+        The order is: connections that have not begun their handshake, connections that stall in it, connections that
+        have had KEPT_S, one of the network with the most places if it has more than FEW, connections that read an
+        answer, the new connection. While handshakes are queued, only queued connections are displaced, and none while
+        more are queued than have had their turn. Thus half of the places have a handshake, for any number of addresses,
+        and each connection keeps its place for that number of turns.
         """
         if self.gate.is_open:
             return

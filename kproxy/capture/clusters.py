@@ -249,14 +249,14 @@ def of_connections(
 
 
 class Earlier:
-    """The clusters in a dataset's tables, which its manifest keeps: a run that adds captures tells its own from them.
+    """The clusters in a dataset's tables, from its manifest; a run that adds captures distinguishes its own from them.
 
     Earlier tables stay as they are: a cluster keeps the name that it has there, and another cluster with the same given
     name is called by its label.
     """
 
     def __init__(self, manifest: Mapping[str, Any], given: str) -> None:
-        """given: the name of `--cluster`. Clusters that were given another name are told apart by it."""
+        """given: the name of `--cluster`. Clusters with another given name are different clusters."""
         self._given = given
         told = manifest.get("clusters")
         keys = {"given", "label", "name", "nodes"}
@@ -267,17 +267,17 @@ class Earlier:
 
     @property
     def is_given_taken(self) -> bool:
-        """Whether tables have the given name for a cluster that is known."""
+        """Whether the tables use the given name for a known cluster."""
         return self._given in self.names.values()
 
     def labels(self, current: Clusters) -> Known:
-        """The names of clusters; empty if all have the given name. current: of the captures of this run."""
+        """The names of clusters; empty if all have the given name. current: the clusters of this run."""
         current.add_earlier(self._nodes)
         is_named = any(name != self._given for name in self.names.values())  # even if this run shows only one
         return (current.all() if is_named else current.labels()).renamed(self.names)
 
     def manifest(self, current: Clusters, labels: Known) -> list[dict[str, Any]]:
-        """What the manifest keeps of all clusters. labels: as `labels` returned them."""
+        """Return the manifest's entries for all clusters. labels: as `labels` returned them."""
         fresh = [
             {"given": self._given, "label": label, "name": label if labels else self._given, "nodes": nodes}
             for label, nodes in current.known().items()

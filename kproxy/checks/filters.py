@@ -55,7 +55,7 @@ def filters_of(config: Config, cluster: Cluster) -> tuple[list[Listed], Apis]:
 
 
 def _deciding(config: Config, cluster: Cluster) -> Iterator[tuple[str, str, Takes, Takes]]:
-    """Yield (name, what it does, requests that it decides, answers that it may change)."""
+    """Yield (name, effect, requests that it decides, answers that it may change)."""
     rewrites = cluster.route != ROUTE
     if cluster.authentication is not None:
         yield "logins", "checks renewed logins, and ends expired sessions", relogin.wants, _none

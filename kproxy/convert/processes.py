@@ -155,7 +155,7 @@ def _separate_clusters(
 ) -> tuple[dict[str, Labels], list[dict[str, Any]]]:
     """Write the clusters of connections into the tables, if the dataset has several.
 
-    Returns them by source, and what the manifest keeps of clusters for later runs.
+    Returns them by source, and the manifest's entries of clusters for later runs.
     """
     before = read_manifest(summary.folder)
     is_anew = set(before.get("sources", ())) <= summary.paths.keys()

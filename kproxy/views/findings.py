@@ -112,7 +112,7 @@ def _least(evidence: Mapping[str, Any]) -> str:
 
 
 def _unsent(evidence: Mapping[str, Any]) -> str:
-    """Return what a producer's new epochs tell about records that it never sent."""
+    """Return the evidence of a producer's new epochs for records that it never sent."""
     epochs = evidence["new_epochs"]
     begun = "a new epoch" if epochs == 1 else f"{epochs:,} new epochs"
     text = f"; its producer began {begun}, and {value('unsent_ns', evidence['unsent_ns'])} have no records: "

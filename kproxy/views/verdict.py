@@ -96,7 +96,7 @@ def _unread(of: Figures) -> str:
 
 
 def _without_cause(of: Figures, failed: int) -> str:
-    """Return the number of requests that failed, where no finding says why."""
+    """Return the number of failed requests that no finding explains."""
     if not failed:
         return "No readable request failed" if of.encrypted else "Nothing failed"
     text = f"{failed:,} of {_count(of.requests, 'request')} failed"

@@ -23,7 +23,7 @@ from kproxy.capture.dissection.packets import ETHERNET, FIN, RAW, RST, SAME_PACK
 
 FEWEST = 64  # packets worth columns
 HEAD = 96  # bytes read of each packet: the maximum, with SLL2, IPv6 and TCP's timestamp
-AT_ONCE_NS = 1_000_000  # the same, where nothing shows which packet it is: what is sent again takes a round trip
+AT_ONCE_NS = 1_000_000  # the same, where nothing identifies a packet: a retransmission takes at least a round trip
 
 # An IP header without options or extensions, and TCP's up to the window, as packets.Dissector reads them.
 _IPV4 = np.dtype(
@@ -132,7 +132,7 @@ def heads(link: int, start: np.ndarray, end: np.ndarray, head: np.ndarray) -> He
 
 
 def _plain(index: np.ndarray, start: np.ndarray, end: np.ndarray, ip: np.ndarray, offset: int) -> Heads | None:
-    """Those that are TCP, in one piece and without options, of IP headers of one version at `start`."""
+    """The packets that are unfragmented TCP without IP options; `start`: offsets of IP headers of one version."""
     bits, total = ip["bits"].astype(np.int64), ip["total"].astype(np.int64)
     if ip.dtype == _IPV4:
         plain = (ip["first"] == 0x45) & ((ip["fragment"] & 0x3FFF) == 0)
@@ -271,7 +271,7 @@ def copies(heads: Heads, head: np.ndarray, time_ns: np.ndarray) -> np.ndarray | 
 
 
 def _alike(heads: Heads) -> np.ndarray:
-    """The plain packets of which there may be another one with the same numbers: few of a window, as a rule."""
+    """The plain packets that may have a duplicate with the same numbers: usually few of a window."""
     numbers = heads.seq.astype(np.uint64) << np.uint64(32) | heads.ack.astype(np.uint64)
     others = heads.identity.astype(np.uint64) << np.uint64(32) | heads.lane.astype(np.uint64)
     mixed = numbers * _MIXED[0] ^ others * _MIXED[1] ^ heads.length.astype(np.uint64) * _MIXED[2]

@@ -1,4 +1,4 @@
-"""Deliveries of the connections in a window, read at its end: by the compiled core, for all connections at once.
+"""Deliveries of the connections in a window, which the compiled core reads at its end, for all connections at once.
 
 Duty: TCP is put in order packet by packet where necessary, but most deliveries are successive bytes of the window.
 `Later` wraps the receiver of a Kafka connection and notes them, with the holes, ends, and bytes from elsewhere between

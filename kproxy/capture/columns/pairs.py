@@ -33,14 +33,14 @@ from kproxy.wire.state import Usual
 FEWEST = 8  # segments of a connection that are worth a call of the core
 WORTH = 64  # segments in all that are left, and exchanges that came of the round before, to go round again
 ROUNDS = 64
-MANY_ROWS = 1 << 16  # of exchanges and topic-partitions, 150 bytes each: with so many the core ends a round
+MANY_ROWS = 1 << 16  # exchanges and topic-partitions, 150 bytes each, after which the core ends a round
 
 FAR = 1 << 62, 0  # a place in later segments
 COLUMNS = (
     *("connection", "prefix", "number", "request_start", "request_end", "response_start", "response_end", "queue_ns"),
     *("correlation_id", "request_bytes", "response_bytes", "error_code", "replica_id", "has_rack", "throttle_ms"),
     "in_flight",
-)  # of an exchange, as in native/src/capture.rs
+)  # columns of an exchange, as in native/src/capture.rs
 
 _HEADER = np.dtype(
     [
@@ -52,7 +52,7 @@ _UNKNOWN = Exchange(ApiPlan(NONE, NONE, "unknown", False), 0, NONE, 0, 0, 0)  # 
 
 
 class _Taken(NamedTuple):
-    """What the core has read of a part."""
+    """The result of the core for one part."""
 
     exchanges: int  # how many
     begin: tuple[Place | None, Place | None]  # of both sides: before the first of them,
@@ -74,7 +74,7 @@ class PairReader:
         self._core = core.Reader(LIMIT, MANY_ROWS)
         self._detail = detail
         self._logs = logs
-        self._plans: dict[int, ApiPlan] = {}  # whose frames the core can read, by key and version
+        self._plans: dict[int, ApiPlan] = {}  # plans with frames that the core can read, by key and version
 
     def read(self, whole: memoryview, segments: Segments, parts: Sequence[Part]) -> Iterator[Bulk]:
         """Read the exchanges in segments of connections. The sessions emit the others, before and after each yield."""

@@ -119,7 +119,7 @@ class Flow:
         self.talk = Conversation(DISCARD, budget)
 
     def begin_simultaneously(self) -> None:
-        """Both sides sent a SYN (RFC 9293, 3.5): who sends the first bytes is the client."""
+        """Both sides sent a SYN (RFC 9293, 3.5): the side that sends the first bytes is the client."""
         self.is_simultaneous = self.plain = True
         self.syn_ns = self.client = -1
 
@@ -190,7 +190,7 @@ class Flow:
 
     @property
     def snapshot(self) -> tuple[Any, ...] | None:
-        """By value, the state on which the handling of a Kafka connection's next packets depends.
+        """The state, by value, that decides the handling of a Kafka connection's next packets.
 
         None: the state is unusual. Flows of two readers with equal snapshots continue alike (`join`).
         """

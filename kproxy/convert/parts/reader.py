@@ -113,7 +113,7 @@ class Warm:
 
     @property
     def border(self) -> int:
-        """Return the offset in the file at which the warm-up ends, as far as it is known now."""
+        """Return the offset in the file at which the warm-up ends, by the packets read so far."""
         return self._split.start + self._size
 
     @property

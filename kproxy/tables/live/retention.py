@@ -15,7 +15,7 @@ from typing import NamedTuple
 # As `live_files` and `knowledge_recorder` name them.
 _NAME = re.compile(r"\d{8}T\d{6}\.\d{9}Z(-worker-\d+|-knowledge)?-\d{6}\.parquet")
 
-# What a reader can do whose files are removed.
+# The remedy for a reader whose files are removed.
 REMEDY = (
     "ask a copy, from which it removes none (`cp -al TABLES COPY` copies no data), or record with a longer retention"
 )
