@@ -20,10 +20,15 @@ from typing import Any
 
 from kproxy.capture.connections.flow import spelled
 from kproxy.capture.quality import Quality
+from kproxy.errors import ProtocolError
+from kproxy.protocol import codec
+from kproxy.protocol.apis import BEGIN_QUORUM_EPOCH, BROKER_REGISTRATION, END_QUORUM_EPOCH, VOTE
 
 MAX_ADDRESSES = 65_536
 BROKER = ["broker_address", "broker_port"]
 CONNECTED = ["connection", "client_address", *BROKER]
+# Requests to controllers with a cluster id, which these compare with their own (INCONSISTENT_CLUSTER_ID).
+CONTROLLER_REQUESTS = (VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, BROKER_REGISTRATION)
 
 Address = tuple[str, str, int]  # source, IP address or name, port
 Labels = Mapping[int, str]  # clusters by connection, those of the name that was given left out
@@ -203,6 +208,21 @@ class Clusters:
             mine[1].update(nodes)
             place.update(dict.fromkeys(addresses, into))
         return list(sets.values())
+
+
+def accepted_cluster_id(key: int, version: int, request: bytes, response: bytes | None) -> str | None:
+    """Return the cluster id of a request of CONTROLLER_REQUESTS that was answered without an error, else None.
+
+    request, response: frames with their size.
+    """
+    if response is None:
+        return None
+    try:
+        _, asked = codec.decode_request(memoryview(request)[4:])
+        _, answered = codec.decode_response(memoryview(response)[4:], key, version)
+    except ProtocolError:
+        return None
+    return None if answered["errorCode"] else asked["clusterId"]
 
 
 def _label(addresses: Iterable[Address]) -> str:

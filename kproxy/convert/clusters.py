@@ -13,18 +13,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kproxy.capture.clusters import BROKER, CONNECTED, MAX_ADDRESSES, Address, Clusters, Known, Labels, of_connections
+from kproxy.capture.clusters import (
+    BROKER,
+    CONNECTED,
+    CONTROLLER_REQUESTS,
+    MAX_ADDRESSES,
+    Address,
+    Clusters,
+    Known,
+    Labels,
+    accepted_cluster_id,
+    of_connections,
+)
 from kproxy.convert.kept_frames import KEPT_FRAMES
 from kproxy.errors import ProtocolError
 from kproxy.protocol import codec
-from kproxy.protocol.apis import (
-    BEGIN_QUORUM_EPOCH,
-    BROKER_REGISTRATION,
-    DESCRIBE_CLUSTER,
-    END_QUORUM_EPOCH,
-    METADATA,
-    VOTE,
-)
+from kproxy.protocol.apis import DESCRIBE_CLUSTER, METADATA
 from kproxy.tables import writer
 from kproxy.tables.arrays import listed
 from kproxy.tables.names import address_of
@@ -32,8 +36,6 @@ from kproxy.tables.schema import I64, TEXT, Table
 
 _READ = ["source", "connection", "api_key", "api_version", "broker_address", "broker_port", "request", "response"]
 _RESPONSES = (METADATA, DESCRIBE_CLUSTER)
-# Requests to controllers with a cluster id, which these compare with their own (INCONSISTENT_CLUSTER_ID).
-_REQUESTS = (VOTE, BEGIN_QUORUM_EPOCH, END_QUORUM_EPOCH, BROKER_REGISTRATION)
 
 
 class Answer(NamedTuple):
@@ -60,11 +62,12 @@ def answers(parts: Iterable[pa.Table]) -> Iterator[Answer]:
     ] = {}  # cluster id by hash: most responses repeat an earlier one
     yielded: set[tuple[str, int, str | None]] = set()
     for part in parts:
-        keys = listed(part["api_key"].type, [*_RESPONSES, *_REQUESTS])
+        keys = listed(part["api_key"].type, [*_RESPONSES, *CONTROLLER_REQUESTS])
         for row in part.select(_READ).filter(pc.is_in(part["api_key"], value_set=keys)).to_pylist():
             at = row["source"], row["broker_address"], row["broker_port"]
-            if row["api_key"] in _REQUESTS:
-                if accepted := _accepted(row):
+            if row["api_key"] in CONTROLLER_REQUESTS:
+                key_and_version = row["api_key"], row["api_version"]
+                if accepted := accepted_cluster_id(*key_and_version, row["request"], row["response"]):
                     yield Answer(at, {}, accepted, row["connection"])
                 continue
             alike_as = (*at, hash((row["response"] or b"")[8:]))  # after the size and the correlation id
@@ -82,18 +85,6 @@ def answers(parts: Iterable[pa.Table]) -> Iterator[Answer]:
                 if len(yielded) < MAX_ADDRESSES:
                     yielded.add(of_connection)
                 yield Answer(at, brokers, cluster_id, row["connection"])
-
-
-def _accepted(row: Mapping[str, Any]) -> str | None:
-    """Return the cluster id of a request that a controller answered without an error; None: there is none."""
-    if row["response"] is None:
-        return None
-    try:
-        _, asked = codec.decode_request(memoryview(row["request"])[4:])
-        _, answered = codec.decode_response(memoryview(row["response"])[4:], row["api_key"], row["api_version"])
-    except ProtocolError:
-        return None
-    return None if answered["errorCode"] else asked["clusterId"]
 
 
 def _answer(row: Mapping[str, Any]) -> tuple[dict[Address, int], str | None] | None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kproxy.addresses import numeric
+from kproxy.capture.clusters import CONTROLLER_REQUESTS, accepted_cluster_id
 from kproxy.capture.connections import content
 from kproxy.capture.connections.flow import Flow
 from kproxy.insight.knowledge import APIS, ONLY_FAILED
@@ -96,6 +97,10 @@ class Connection:
             if event.__class__ is Exchange and event.response_body is not None and event.response_body.brokers:
                 found = event.response_body
                 owner.learn(self.info, found.brokers, found.cluster_id, self.number)
+            elif event.__class__ is Exchange and event.plan.api_key in CONTROLLER_REQUESTS and event.request_frame:
+                frames = event.request_frame, event.response_frame
+                if cluster_id := accepted_cluster_id(event.plan.api_key, event.plan.api_version, *frames):
+                    owner.learn(self.info, {}, cluster_id, self.number)
         self.counting.events(events)  # after `learn`, which may have changed the cells
         if self._feed is not None:
             owner.hear(self._feed, events)

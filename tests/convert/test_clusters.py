@@ -116,6 +116,18 @@ def by_clients():
     ]
 
 
+def by_controllers():
+    """Metadata names brokers alone, which have other addresses than controllers of KRaft."""
+    return [
+        Talk(1, "10.0.1.1").versions(0).metadata(1, EAST, "east"),
+        Talk(2, "10.0.2.1").versions(0).metadata(1, WEST, "west"),
+        Talk(3, "10.0.3.1", "raft-client-1").versions(0).vote(1, "east"),
+        Talk(4, "10.0.4.1", "1").versions(0).registration(1, "west"),
+        Talk(5, "10.0.4.1", "alter").versions(0).vote(1, "east", INCONSISTENT_CLUSTER_ID).versions(2),
+        Talk(6, "10.0.5.1", "raft-client-2").versions(0).vote(1, None).vote(2, ""),
+    ]
+
+
 def without_ids(nodes):
     west = dict(zip(WEST, nodes, strict=True))
     return [
@@ -182,16 +194,7 @@ def test_brokers_that_advertise_host_names_are_assigned_by_their_clients(tmp_pat
 
 
 def test_controllers_of_kraft_have_the_cluster_of_the_requests_that_they_accept(tmp_path):
-    """Metadata names brokers alone, on other ports or hosts than those of controllers."""
-    talks = [
-        Talk(1, "10.0.1.1").versions(0).metadata(1, EAST, "east"),
-        Talk(2, "10.0.2.1").versions(0).metadata(1, WEST, "west"),
-        Talk(3, "10.0.3.1", "raft-client-1").versions(0).vote(1, "east"),
-        Talk(4, "10.0.4.1", "1").versions(0).registration(1, "west"),
-        Talk(5, "10.0.4.1", "alter").versions(0).vote(1, "east", INCONSISTENT_CLUSTER_ID).versions(2),
-        Talk(6, "10.0.5.1", "raft-client-2").versions(0).vote(1, None).vote(2, ""),
-    ]
-    found, _, _ = converted(tmp_path, {"a": talks})
+    found, _, _ = converted(tmp_path, {"a": by_controllers()})
     assert found["a"] == {1: "east", 2: "west", 3: "east", 4: "west", 5: "west", 6: "default"}
 
 

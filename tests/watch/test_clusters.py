@@ -20,6 +20,7 @@ from tests.convert.test_clusters import (
     at_one_address,
     behind_nat,
     by_clients,
+    by_controllers,
     by_ids,
     by_listeners,
     converted,
@@ -112,6 +113,12 @@ def test_connections_get_the_same_clusters_as_in_convert(tmp_path, talks):
     assert sorted(watched.watch["clusters"]) == names
     assert watched.total("kproxy_connections_total").total() == len(talks)
     assert watched.total("kproxy_disconnects_total").total() == len(talks)
+
+
+def test_controllers_of_kraft_get_the_same_clusters_as_in_convert(tmp_path):
+    """Only if bodies are read: see docs/watch.md."""
+    found, _, _ = converted(tmp_path, {"it": by_controllers()})
+    assert Watched(tmp_path, by_controllers(), detail="topics").clusters == found["it"]
 
 
 @pytest.mark.parametrize(("detail", "records"), (("headers", False), ("headers", True), ("topics", True)))
