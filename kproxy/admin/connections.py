@@ -15,7 +15,7 @@ from aiohttp.web_protocol import RequestHandler
 REQUEST_S = 10.0  # time between the accept and the end of the request's headers
 IDLE_S = 30.0  # time for the client to take an answer, or a piece of a large one, and to send the next request
 FULL_S = 1.0  # time for the client to take an answer, or a piece of a large one, while all connections are in use
-STALLED_S = 0.25  # a TLS handshake without a byte of the client stalls then: longer than any round trip on earth
+STALLED_S = 0.25  # maximum pause between bytes of a TLS handshake: longer than any round trip on earth
 KEPT_S = 1.0  # time for the first or next request after a handshake, before the connection may be displaced
 NEW, TAKING = 3, 4  # the last ranks of `rank`
 MAX_LINE = 128 * 1024  # the request line: /api/groups takes the id of a group, which may have 32 KiB

@@ -243,7 +243,7 @@ class Admin:
             self._make_room(connection)
 
     def _make_room_after_reads(self, connection: Connection, turns: int = READ_TURNS) -> None:
-        """Make room after a number of turns of the loop, which reads the bytes of new connections in them.
+        """Let the loop read the bytes of new connections for a number of turns, then make room.
 
         Until then no further one is accepted, unless another one ends.
         """
@@ -291,8 +291,8 @@ class Admin:
     def _make_room(self, connection: Connection) -> None:
         """If all places are taken, displace the connection that has been silent for longest.
 
-        The order is: connections that have not begun their handshake, connections that stall in it, connections that
-        have had KEPT_S, one of the network with the most places if it has more than FEW, connections that read an
+        The order is: connections that have not begun their handshake, connections that stall in it, connections whose
+        KEPT_S is over, one of the network with the most places if it has more than FEW, connections that read an
         answer, the new connection. While handshakes are queued, only queued connections are displaced, and none while
         more are queued than have had their turn. Thus half of the places have a handshake, for any number of addresses,
         and each connection keeps its place for that number of turns.

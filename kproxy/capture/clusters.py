@@ -68,6 +68,7 @@ class Clusters:
         # by broker that answered without a cluster id: node ids of brokers
         self._named: dict[Address, dict[Address, int]] = {}
         self._earlier: dict[str, Collection[int]] = {}  # see `known`
+        self._naming: set[str] = set()  # captures with answers that name brokers
 
     def learn(
         self,
@@ -77,6 +78,8 @@ class Clusters:
         connection: int | None = None,
     ) -> bool:
         """Apply an answer of the broker at an address; return whether it adds anything to former ones."""
+        if brokers:
+            self._naming.add(at[0])
         is_new = cluster_id is not None and connection is not None and self._answer(at, connection, cluster_id)
         if len(self._ids) + len(self._named) + len(brokers) > self._max_addresses:
             return is_new
@@ -153,7 +156,7 @@ class Clusters:
 
     @property
     def sources(self) -> set[str]:
-        """The captures with answers that name brokers."""
+        """The captures with answers that show a cluster."""
         return {source for source, _, _ in (*self._ids, *self._named)}
 
     def nameless(self, source: str, labels: Collection[str]) -> int:
@@ -171,7 +174,7 @@ class Clusters:
     def note_not_shown(self, quality: Quality, source: str, brokers: Iterable[tuple[str, int]]) -> None:
         """Count the brokers of a source, by address and port, if no response shows whether they are one cluster."""
         count = len(set(brokers))
-        if count > 1 and source not in self.sources:
+        if count > 1 and source not in self._naming:
             quality.note("clusters_not_shown", count=count)
 
     def _unclear(self, source: str) -> int:

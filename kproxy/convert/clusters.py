@@ -65,14 +65,14 @@ def answers(parts: Iterable[pa.Table]) -> Iterator[Answer]:
         keys = listed(part["api_key"].type, [*_RESPONSES, *CONTROLLER_REQUESTS])
         for row in part.select(_READ).filter(pc.is_in(part["api_key"], value_set=keys)).to_pylist():
             at = row["source"], row["broker_address"], row["broker_port"]
-            if row["api_key"] in CONTROLLER_REQUESTS:
-                key_and_version = row["api_key"], row["api_version"]
-                if accepted := accepted_cluster_id(*key_and_version, row["request"], row["response"]):
-                    yield Answer(at, {}, accepted, row["connection"])
-                continue
             alike_as = (*at, hash((row["response"] or b"")[8:]))  # after the size and the correlation id
             brokers: dict[Address, int] = {}
-            if alike_as in decoded:
+            if row["api_key"] in CONTROLLER_REQUESTS:
+                key_and_version = row["api_key"], row["api_version"]
+                cluster_id = accepted_cluster_id(*key_and_version, row["request"], row["response"])
+                if not cluster_id:
+                    continue
+            elif alike_as in decoded:
                 cluster_id = decoded[alike_as]
             elif (answer := _answer(row)) is not None:
                 brokers, cluster_id = answer

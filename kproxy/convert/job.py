@@ -121,7 +121,7 @@ class Job:
 
     @property
     def all_tables(self) -> tuple[str, ...]:
-        """Return the names of all tables, with and without rows."""
+        """Return the names of the tables that the job writes, with and without rows."""
         return *self.tables, schema.QUALITY.name, *(table.name for table in schema.KNOWLEDGE)
 
 

@@ -136,8 +136,8 @@ def ingest(
                 says("writing the tables")
                 place = target.stage if form == PARQUET else target.url
                 mode = "append" if append or form == PARQUET else "overwrite"
-                absent = [name for name in catalogue.like.all_tables if not append or not target.has(name)]
-                written = run.store(place, form, mode, absent if form in store.WITH_SCHEMA else ())
+                tables = catalogue.like.all_tables if form in store.WITH_SCHEMA else ()
+                written = run.store(place, form, mode, target.without_files(tables, known) if append else tables)
                 run.fill(summary, place, form)
                 if run.done:
                     said = _manifest(run, summary, known if append else {}, form)

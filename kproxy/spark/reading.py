@@ -50,8 +50,7 @@ class Reading(Mapping[str, "DataFrame"]):
         return self._run.rows(self._pieces, table).drop("date", "hour")
 
     def __iter__(self) -> Iterator[str]:
-        like = self._run.catalogue.like
-        yield from like.all_tables
+        yield from self._run.catalogue.like.all_tables
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

@@ -113,9 +113,10 @@ class Target:
             )
         return known
 
-    def has(self, table: str) -> bool:
-        """Return whether a table has files."""
-        return bool(self._files.found(table))
+    def without_files(self, tables: Iterable[str], manifest: dict[str, Any]) -> list[str]:
+        """Return the tables without files. Only tables without rows are listed: others may have thousands of files."""
+        rows = manifest.get("rows", {})
+        return [name for name in tables if not rows.get(name) and not self._files.found(name)]
 
     def captures(self) -> Iterator[str]:
         """Yield the lines that the tables store about their captures, one per capture (see `Catalogue.lines`)."""

@@ -188,6 +188,11 @@ def test_brokers_that_no_response_names_are_counted(tmp_path, brokers):
     assert kinds["some.pcap"].get("clusters_not_shown", 0) == (2 if brokers == 2 else 0)
 
 
+def test_a_controller_of_kraft_does_not_show_which_brokers_are_one_cluster(tmp_path):
+    talks = [Talk(1, "10.0.1.1").versions(1), Talk(2, "10.0.2.1").versions(0).vote(1, "east")]
+    assert converted(tmp_path, {"some": talks})[1]["some.pcap"]["clusters_not_shown"] == 2
+
+
 def test_brokers_that_advertise_host_names_are_assigned_by_their_clients(tmp_path):
     labels = {1: "east", 2: "west", 3: "east", 4: "west", 5: "east", 6: "west", 7: "default"}
     assert converted(tmp_path, {"both": by_clients()})[0]["both"] == labels

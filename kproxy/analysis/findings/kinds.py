@@ -65,6 +65,7 @@ SUMMED = frozenset(
         *(*_OUTCOMES, "not_in_log_records"),
     )
 )
+# Evidence whose largest value stands for all in that case.
 LARGEST = frozenset(("longest_ns", "longest_wait_ns", "outage_ns", "worst", "stuck_ns", "paused_ns"))
 CONTROLLED_SHUTDOWN = "A broker away after a controlled shutdown"  # the title of such a `broker_gone`
 NAMED = frozenset(("apis", "errors"))  # lists of names, separated by commas; several findings together have all names

@@ -56,11 +56,11 @@ def opening(client: bytes | bytearray, broker: bytes | bytearray, trusted: str |
     """
     if len(client) < 4:
         return None
+    if _named(client) is not None:
+        return NOT_KAFKA
     kind = _other(client)
     if kind is not None:
         return kind
-    if _named(client) is not None:
-        return NOT_KAFKA
     if trusted is not None:
         return trusted
     if len(client) < 14:
@@ -130,7 +130,7 @@ def _other(head: bytes | bytearray) -> str | None:
         return TLS
     kind, _ = frames.sniff(bytes(head[:8]))
     if kind == "http":
-        return NOT_KAFKA if _named(head) == HTTP_CONNECT else HTTP
+        return HTTP
     if bytes(head[:4]) in _FOUR_LETTERS or _is_zookeeper_connect(head):
         return ZOOKEEPER
     return None

@@ -82,10 +82,8 @@ class Dialler:
                             return await self._connected(loop, address, family, sockaddr)
                     except OSError as refused:  # includes TimeoutError
                         cause = _cause(refused, family, sockaddr)
-                        if fault is None or cause not in (
-                            UNREACHABLE,
-                            NO_IPV6,
-                        ):  # a routable address has the better error
+                        # the error of a routable address is more precise
+                        if fault is None or cause not in (UNREACHABLE, NO_IPV6):
                             fault, why, failed = refused, cause, whom
                 whom = failed
         except OSError as unknown:

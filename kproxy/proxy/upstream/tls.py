@@ -95,7 +95,10 @@ class BrokerHandshakes:
 
 
 def of_alert(reason: str) -> str:
-    """Return the meaning of a broker's TLS alert for kproxy's certificate, and the fix. reason: OpenSSL's."""
+    """Return the meaning of a broker's TLS alert for kproxy's certificate, and the fix.
+
+    reason: OpenSSL's, in upper case.
+    """
     if "EXPIRED" in reason:
         return "kproxy's own certificate (`certificate` in [cluster.upstream_tls]) has expired: give it a new one"
     if "UNKNOWN_CA" in reason or "BAD_CERTIFICATE" in reason or "CERTIFICATE_UNKNOWN" in reason:

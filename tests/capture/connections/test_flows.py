@@ -889,6 +889,8 @@ def test_a_stream_is_named_from_client_to_broker_whichever_is_captured_first(tmp
 
 def test_unrecognisable_bytes_are_undecided_or_not_kafka(tmp_path):
     assert Wire().shake().send(0, b"\0\0").seen(tmp_path).kinds()["undecided"] == 1
+    middle = Wire().send(1, b"of a large response " * 70).seen(tmp_path)
+    assert middle.kinds()["undecided"] == 1 and "the capture has no whole request" in verdict(middle.quality)
     assert Wire().shake().send(0, b"\xffSMBr").seen(tmp_path).kinds()["other_protocol"] == 1
     assert Wire().shake().send(0, b"\0\0\0\x40\xfeSMX" + bytes(60)).seen(tmp_path).kinds()["not_kafka"] == 1
     assert Wire().shake().send(0, b"GET / HTTP/1.1\r\n").seen(tmp_path).kinds()["http"] == 1
