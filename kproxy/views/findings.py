@@ -230,8 +230,8 @@ def brief(found: Sequence[Finding], width: int) -> Iterator[str]:
 def followed(finding: Finding) -> Iterator[str]:
     """Yield the consequences of a finding, a line for each kind: times, places and numbers, the first first.
 
-    Counts of several places are summed; numbers of which each place has its own (`says_each`) stand beside the place,
-    the largest first.
+    Counts of several places are summed; with `says_each`, each place has its own numbers, the
+    largest first.
     """
     of: dict[str, list[Finding]] = {}
     for one in sorted(finding.consequences, key=lambda one: one.since_ns or 0):

@@ -244,7 +244,7 @@ def _followed(one: Finding) -> Iterator[str]:
 
 
 def _given_up(several: Sequence[Mapping[str, Any]]) -> str:
-    """Return what producers gave up on; a number that is the least alone has the time beside it that may hold more."""
+    """Return the number of records that producers gave up; if it is a minimum, with the time that may have more."""
     records = sum(each["given_up_records"] for each in several)
     about = sum(each.get("about_records") or 0 for each in several)
     open_ns = sum(each["unsent_ns"] for each in several if each.get("at_least_records"))
@@ -301,7 +301,7 @@ def _paused(one: Finding) -> str:
 
 
 def _waited(one: Finding) -> str:
-    """Return where writes waited together, how long, and for which follower if that is known."""
+    """Return the place and the duration of writes that waited together, and the follower if it is known."""
     of = dict(one.evidence)
     number, times = dict(one.place).get("broker_id"), of.get("times")
     follower = "" if number is None else f" for broker {number}, their follower"

@@ -289,7 +289,7 @@ def watched():
 
 @pytest.mark.ring2
 def test_each_byte_is_read_once_and_few_are_shuffled(spark, tmp_path, monkeypatch):
-    """For a capture in parts whose connections are handed over at each border."""
+    """The capture is read in parts, with open connections at each border."""
     path = tmp_path / "busy.pcap"
     with path.open("wb") as file:
         generate(replace(KINDS[0], connections=2), file, 13_000)  # each warm-up is two milliseconds

@@ -44,7 +44,7 @@ OVERLAP_BYTES = 4 << 20  # initial length of a warm-up, at a split's beginning
 OVERLAP_PART = 48  # the initial warm-up is at most 1/48 of the split
 MOST_BYTES, MOST_PART = 64 << 20, 16  # limits of an extended warm-up: bytes, and 1/16 of the split
 ENOUGH = 0.9  # a warm-up ends when claimable connections have this share of the bytes
-MAX_CONFLICTING = 1000  # conflicting connections; with more the capture is unsplittable
+MAX_CONFLICTING = 1000  # maximum of conflicting connections in a capture that is read in parts
 LOOK, MOST_LOOK = 64, 4096  # packets before the first check which connections have an answered request; between checks
 SEVERAL_LENGTHS = "packets cut at several lengths"  # another part may have more bytes of the same packet
 Add = Callable[[Table, pa.RecordBatch], None]
@@ -60,7 +60,7 @@ class Conflicting(Unsplittable):
 
 @dataclass(frozen=True)
 class Part:
-    """The input of one reader: from the end of its split's warm-up to the end of the next split's warm-up."""
+    """The input of one reader: the bytes between the end of its split's warm-up and that of the next split."""
 
     number: int
     split: Split
@@ -81,7 +81,7 @@ class Excerpt:
     number: int = 0  # of its first request
     missed: list[Any] = field(default_factory=list)  # partitions whose offsets earlier parts determine
     is_left: bool = False  # its packets are deferred, and no row is emitted
-    handover: Handover | None = None  # to the reader of the next part, at the end
+    handover: Handover | None = None  # for the reader of the next part; None until this part ends
     counted: Counted | None = None  # the counts, if it ended
     ended: str = ""  # the end of a connection whose row is emitted already
     is_full: bool = False  # more partitions were missed than `missed` can hold

@@ -401,7 +401,7 @@ def again(wire, client_isn, broker_isn):
         (probed(0, Wire().shake()).ask(1), [1]),
         (probed(1, probed(0, Wire().shake().ask(1)).ask(2)).ask(3), [1, 2, 3]),
         (Wire().shake().send(0, request(1), flags=ACK | URG).send(1, answer(1), flags=ACK | URG).ask(2), [1, 2]),
-        # what a RST carries is a text for people (RFC 9293), or is not delivered
+        # the payload of a RST is a text for people (RFC 9293), or is not delivered
         (Wire().shake().ask(1).send(0, request(2)).send(1, answer(2), flags=RST | ACK), [1]),
         (again(Wire().shake().ask(1), 900_000_000, 1_700_000_000).ask(2), [1, 2]),
         (again(Wire(3_000_000_000, 4_000_000_000).shake().ask(1).send(0, flags=RST), 50, 60).ask(2), [1, 2]),
@@ -649,7 +649,7 @@ def connected(letters, port=1):
     ("letters", "step_ns", "close"),
     (
         ("S s A f A F a", 1_000_000, "closed_at_once"),
-        ("S s A f R", 1_000_000, "closed_at_once"),  # by a client that wanted to write
+        ("S s A f R", 1_000_000, "closed_at_once"),  # the client was about to write
         ("S s f", 1_000_000, "closed_at_once"),  # the capture ends before the client's FIN
         ("S s A r", 1_000_000, "closed_at_once"),
         ("S s r", 1_000_000, "closed_at_once"),

@@ -286,7 +286,7 @@ PLAIN = request(HANDSHAKE, 1, {"mechanism": "PLAIN"})
 TOKEN = request(AUTHENTICATE, 2, {"authBytes": b"\0alice\0pass of alice"})
 
 
-MANY_TAGS = dict.fromkeys(range(20_000), b"")  # to decode them all takes as long as 50 logins
+MANY_TAGS = dict.fromkeys(range(20_000), b"")  # decoding all of them takes as long as 50 logins
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_no_bytes_of_a_client_crash_or_hang_a_login(users: UsersFile, frames: li
 
 
 def test_a_renewal_does_not_wait_behind_clients_that_guess(tmp_path: Path) -> None:
-    """Until the password changes; who is unknown, or has another password, takes its turn."""
+    """Until the password changes. Unknown users and wrong passwords wait for their turn."""
     path = tmp_path / "users"
     change(path, "alice", "one password")
     file = UsersFile(path)
